@@ -1,0 +1,112 @@
+"""The command line: parse, then call. No logic."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from speechrl import config as options
+from speechrl.config import parse
+
+# speechrl decides what Ray workers see; a hub is only asked when the user names a hub id
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _train(argv: list[str]) -> None:
+    config = parse(options.TrainConfig, argv, "speechrl train")
+    from speechrl.loop import train
+
+    print(f"done: {train(config)}")
+
+
+def _sft(argv: list[str]) -> None:
+    config = parse(options.SftConfig, argv, "speechrl sft")
+    from speechrl.sft import sft
+
+    print(f"done: {sft(config)}")
+
+
+def _eval(argv: list[str]) -> None:
+    config = parse(options.EvalConfig, argv, "speechrl eval")
+    from speechrl.evaluate import evaluate_models, print_report
+
+    print_report(evaluate_models(config))
+
+
+def _check(argv: list[str]) -> None:
+    config = parse(options.CheckConfig, argv, "speechrl check")
+    from speechrl.preflight import check
+
+    print("\n".join(check(config)))
+
+
+def _export(argv: list[str]) -> None:
+    config = parse(options.ExportConfig, argv, "speechrl export")
+    from speechrl.commands import export
+
+    print(f"done: {export(config)}")
+
+
+def _transcribe(argv: list[str]) -> None:
+    config = parse(options.TranscribeConfig, argv, "speechrl transcribe")
+    from speechrl.commands import transcribe
+
+    for path, text in transcribe(config):
+        print(f"{path}\t{text}")
+
+
+def _serve_reward(argv: list[str]) -> None:
+    config = parse(options.ServeRewardConfig, argv, "speechrl serve-reward")
+    from speechrl.reward.server import serve
+
+    serve(config.file, config.host, config.port)
+
+
+def _synth(argv: list[str]) -> None:
+    config = parse(options.SynthConfig, argv, "speechrl synth")
+    from speechrl.commands import synth
+
+    print(f"done: {synth(config)}")
+
+
+COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
+    "train": (_train, "reinforcement learning: rollouts, rewards, advantages, updates"),
+    "sft": (_sft, "supervised fine-tuning on transcripts"),
+    "eval": (_eval, "greedy evaluation of models on manifests, with confidence intervals"),
+    "check": (_check, "validate config, manifests, model and reward without training"),
+    "export": (_export, "turn a training checkpoint into a Hugging Face folder"),
+    "transcribe": (_transcribe, "transcribe sound files with a model folder"),
+    "serve-reward": (_serve_reward, "serve a reward file over HTTP"),
+    "synth": (_synth, "synthesise the quickstart's speech corpus"),
+}
+
+
+def usage() -> str:
+    """The list of commands."""
+    lines = [f"  {name:13} {what}" for name, (_, what) in COMMANDS.items()]
+    return "\n".join(["usage: speechrl COMMAND [flags]   (speechrl COMMAND --help lists its flags)", "", *lines])
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point. Exit codes: 0 done, 1 the run failed, 2 the command line or the input is wrong."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        raise SystemExit(0 if argv else 2)
+    if argv[0] not in COMMANDS:
+        print(f"speechrl: unknown command {argv[0]!r}\n{usage()}", file=sys.stderr)
+        raise SystemExit(2)
+    try:
+        COMMANDS[argv[0]][0](argv[1:])
+    except (ValueError, TimeoutError, FloatingPointError) as error:
+        # what a user can mend needs no traceback; SPEECHRL_TRACEBACK=1 shows it all the same
+        if os.environ.get("SPEECHRL_TRACEBACK"):
+            raise
+        cause = getattr(error, "cause", None) or error  # Ray wraps a rank's error
+        print(f"speechrl {argv[0]}: {cause}", file=sys.stderr)
+        raise SystemExit(2 if isinstance(cause, ValueError) else 1) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The small commands: transcribe, export, synth. train, sft, eval and check have files of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from speechrl import config as options
+from speechrl.data.synth import speech_vocabulary, synthesise_corpus
+from speechrl.launch import cluster, start_policy
+from speechrl.models.tiny import build_qwen3_asr
+from speechrl.rollout.engine import Sampling
+from speechrl.training.inference import InferenceRank
+from speechrl.training.run_folder import newest_step
+from speechrl.types import AudioRef, Utterance
+
+
+def transcribe(config: options.TranscribeConfig) -> list[tuple[str, str]]:
+    """(file, transcript) of each sound file, greedily decoded in this process, without Ray."""
+    actor = options.Actor(model_name_or_path=config.model_name_or_path, device=config.device)
+    data = options.Data(instruction=config.instruction, force_language=bool(config.language))
+    rank = InferenceRank(actor, data, config.dtype)
+    utterances = [
+        Utterance(id=path, text="", audio=AudioRef(path), language=config.language or None, where=path)
+        for path in config.audio
+    ]
+    groups = rank.generate(utterances, Sampling(temperature=0.0, max_new_tokens=config.max_new_tokens))
+    return [(group.utterance.id, group.rollouts[0].text) for group in groups]
+
+
+def export(config: options.ExportConfig) -> Path:
+    """Turn a checkpoint into a Hugging Face folder, on as many ranks as wrote it."""
+    folder = Path(config.checkpoint)
+    if not (folder / "state.json").exists():
+        folder = newest_step(folder / "checkpoints") or folder
+    run = folder.parent.parent
+    if not (folder / "state.json").exists() or not (run / "config.yaml").exists():
+        raise ValueError(f"--checkpoint {config.checkpoint}: no checkpoint there (expected RUN/checkpoints/step_N)")
+    saved = options.load_saved(str(run / "config.yaml"))
+    with cluster(saved.ray, saved.actor.num_ranks):
+        policy = start_policy(saved)
+        policy.load_checkpoint(str(folder.resolve()))
+        policy.export(str(Path(config.out).resolve()))
+    return Path(config.out)
+
+
+def synth(config: options.SynthConfig) -> Path:
+    """The quickstart's corpus, and a model that can write its texts."""
+    out = synthesise_corpus(config.out, seed=config.seed, scale=config.scale)
+    if config.model_out:
+        build_qwen3_asr(config.model_out, speech_vocabulary(), seed=config.model_seed)
+    return out

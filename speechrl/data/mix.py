@@ -1,0 +1,93 @@
+"""Several manifests in fixed shares of every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from speechrl.config import Data
+from speechrl.data.checks import check_utterances
+from speechrl.data.loader import UtteranceLoader
+from speechrl.data.manifest import read_manifests
+from speechrl.types import Utterance
+
+
+class MixedLoader:
+    """Batches that hold a fixed number of utterances of each source; one shuffled stream where no shares are given.
+
+    shares: one positive number per source, or none. Raises ValueError naming the flag when a share rounds to nothing.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Sequence[Utterance]],
+        shares: Sequence[float],
+        batch_size: int,
+        seed: int,
+        shuffle: bool,
+        flag: str,
+    ):
+        if not shares:
+            sources, counts = [[utterance for source in sources for utterance in source]], [batch_size]
+        else:
+            counts = largest_remainder(shares, batch_size)
+            if 0 in counts:
+                raise ValueError(f"--data.probabilities {tuple(shares)}: a share of {flag} {batch_size} rounds to 0 utterances")
+        self._loaders = [
+            UtteranceLoader(source, count, seed + index, shuffle, batch_size_flag=flag)
+            for index, (source, count) in enumerate(zip(sources, counts, strict=True))
+        ]
+
+    def next_batch(self) -> list[Utterance]:
+        """The next utterances of every source, in the order of the sources."""
+        return [utterance for loader in self._loaders for utterance in loader.next_batch()]
+
+    @property
+    def num_batches_per_epoch(self) -> int:
+        """Batches until the source that lasts longest has been seen once."""
+        return max(loader.num_batches_per_epoch for loader in self._loaders)
+
+    def state_dict(self) -> dict:
+        return {"loaders": [loader.state_dict() for loader in self._loaders]}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Raises ValueError when the sources are not those of the saved state."""
+        if len(state["loaders"]) != len(self._loaders):
+            raise ValueError(
+                f"--ckpt.resume: the checkpoint mixes {len(state['loaders'])} sources, --data.prompt_dataset has "
+                f"{len(self._loaders)}"
+            )
+        for loader, saved in zip(self._loaders, state["loaders"], strict=True):
+            loader.load_state_dict(saved)
+
+
+def largest_remainder(shares: Sequence[float], total: int) -> list[int]:
+    """Whole numbers in proportion to `shares` that sum to `total` (Hamilton's method)."""
+    quotas = [share * total / sum(shares) for share in shares]
+    counts = [int(quota) for quota in quotas]
+    by_remainder = sorted(range(len(shares)), key=lambda index: counts[index] - quotas[index])
+    for index in by_remainder[: total - sum(counts)]:
+        counts[index] += 1
+    return counts
+
+
+def read_sources(data: Data) -> list[list[Utterance]]:
+    """The checked utterances of every --data.prompt_dataset; prints what --data.on_error skip leaves out."""
+    read_manifests(data.prompt_dataset)  # refuses an id that stands in two of them
+    return [read_checked(path, data) for path in data.prompt_dataset]
+
+
+def read_checked(path: str | Path, data: Data) -> list[Utterance]:
+    """The utterances of one manifest that pass the checks of --data. Raises ValueError as --data.on_error says."""
+    utterances = read_manifests([str(path)])
+    if data.max_samples:
+        utterances = utterances[: data.max_samples]
+    good, problems = check_utterances(
+        utterances, min_duration_s=data.min_duration_s, max_duration_s=data.max_duration_s, on_error=data.on_error
+    )
+    if problems:
+        shown = "\n  ".join(problems[:10]) + (f"\n  and {len(problems) - 10} more" if len(problems) > 10 else "")
+        print(f"{path}: left out {len(problems)} of {len(utterances)} utterances:\n  {shown}", flush=True)
+    if not good:
+        raise ValueError(f"{path}: no utterance passes the checks")
+    return good

@@ -1,0 +1,170 @@
+"""Ray: start or join a cluster, place ranks, hand out GPUs, and end only what was started here."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from speechrl.config import Common, EvalConfig, RayOptions, TrainConfig
+from speechrl.training.group import PolicyGroup, RankGroup
+from speechrl.training.inference import InferenceRank
+from speechrl.training.policy import Place, PolicyRank
+
+G = TypeVar("G", bound=RankGroup)
+REFERENCE_GPU_SHARE = 0.3  # of the GPU that a reference rank shares with a policy rank
+
+
+@contextmanager
+def cluster(options: RayOptions, num_ranks: int) -> Iterator[None]:
+    """A Ray session: the cluster at --ray.address, or a private one with its own address, ended on leaving."""
+    if not options.address:
+        # the local cluster listens on this machine for this user only; must be set before ray is imported by workers
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    import ray
+
+    environment = {
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]),
+        "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads starve the other ranks of a small machine
+        "TOKENIZERS_PARALLELISM": "false",
+        "RAY_DEDUP_LOGS": "1",
+    }
+    common: dict[str, Any] = {"log_to_driver": True, "logging_level": "ERROR", "runtime_env": {"env_vars": environment}}
+    if options.address:
+        ray.init(address=options.address, **common)
+    else:
+        cpus = max(os.cpu_count() or 1, 2 * num_ranks + 2)  # logical: every rank and its reference must find a place
+        ray.init(address="local", num_cpus=cpus, include_dashboard=False, object_store_memory=512 * 2**20, **common)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def start_policy(config: Common, ctc_units: dict[str, int] | None = None) -> PolicyGroup:
+    """The policy ranks, one GPU each where there are GPUs. Raises TimeoutError when the cluster has no room."""
+    import ray
+
+    num_ranks = config.actor.num_ranks
+    gpus = 1 if _on_gpu(config.actor.device) else 0
+    placement = _reserve(num_ranks, gpus, config.ray.startup_timeout_s)
+    gpu_share = 1 - REFERENCE_GPU_SHARE if gpus and _wants_reference(config) else gpus
+    remote = ray.remote(PolicyRank)
+    address, port = _meeting_point(placement)
+    ranks = [
+        remote.options(num_cpus=1, num_gpus=gpu_share, **_bundle(placement, rank)).remote(
+            config, Place(rank, num_ranks, address, port), ctc_units
+        )
+        for rank in range(num_ranks)
+    ]
+    return _ready(PolicyGroup(ranks, placement), config.ray.startup_timeout_s)
+
+
+def start_reference(config: TrainConfig, policy: PolicyGroup) -> RankGroup | None:
+    """The frozen reference as actors of its own beside the policy ranks; None when no KL is asked for."""
+    import ray
+
+    if not _wants_reference(config):
+        return None
+    path = config.ref.model_name_or_path or config.actor.model_name_or_path
+    gpu_share = REFERENCE_GPU_SHARE if _on_gpu(config.actor.device) else 0
+    remote = ray.remote(InferenceRank)
+    ranks = [
+        remote.options(num_cpus=1, num_gpus=gpu_share, **_bundle(policy.placement, rank % len(policy.ranks))).remote(
+            config.actor, config.data, config.ds.param_dtype, path
+        )
+        for rank in range(config.ref.num_ranks)
+    ]
+    return _ready(RankGroup(ranks), config.ray.startup_timeout_s)
+
+
+def start_inference(config: EvalConfig, model: str) -> RankGroup:
+    """Ranks that only decode, for `speechrl eval`."""
+    import ray
+
+    gpus = 1 if _on_gpu(config.actor.device) else 0
+    placement = _reserve(config.actor.num_ranks, gpus, config.ray.startup_timeout_s)
+    remote = ray.remote(InferenceRank)
+    ranks = [
+        remote.options(num_cpus=1, num_gpus=gpus, **_bundle(placement, rank)).remote(
+            config.actor, config.data, config.ds.param_dtype, model
+        )
+        for rank in range(config.actor.num_ranks)
+    ]
+    return _ready(RankGroup(ranks, placement), config.ray.startup_timeout_s)
+
+
+def stop(group: RankGroup) -> None:
+    """End a group's actors and give its place back."""
+    import ray
+
+    for rank in group.ranks:
+        ray.kill(rank)
+    if group.placement is not None:
+        ray.util.remove_placement_group(group.placement)
+
+
+def _wants_reference(config: Common) -> bool:
+    return isinstance(config, TrainConfig) and config.algo.kl.init_coef > 0
+
+
+def _on_gpu(device: str) -> bool:
+    import ray
+
+    has_gpu = ray.cluster_resources().get("GPU", 0) > 0
+    if device == "cuda" and not has_gpu:
+        raise ValueError("--actor.device cuda: the Ray cluster has no GPU; use --actor.device cpu")
+    return device != "cpu" and has_gpu
+
+
+def _reserve(num_ranks: int, gpus: int, timeout_s: float) -> Any:
+    import ray
+
+    bundles = [{"CPU": 2, "GPU": gpus} if gpus else {"CPU": 2} for _ in range(num_ranks)]
+    placement = ray.util.placement_group(bundles, strategy="PACK")
+    ready, _ = ray.wait([placement.ready()], timeout=timeout_s)
+    if not ready:
+        have = {name: count for name, count in ray.cluster_resources().items() if name in ("CPU", "GPU")}
+        raise TimeoutError(
+            f"--actor.num_ranks {num_ranks} needs {num_ranks} x {bundles[0]}, the cluster has {have} "
+            f"and did not free it within --ray.startup_timeout_s {timeout_s:.0f}"
+        )
+    return placement
+
+
+def _bundle(placement: Any, index: int) -> dict[str, Any]:
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    strategy = PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=index)
+    return {"scheduling_strategy": strategy}
+
+
+def _meeting_point(placement: Any) -> tuple[str, int]:
+    """An address and a free port on the node where rank 0 will run."""
+    import ray
+
+    probe = ray.remote(_free_port).options(num_cpus=1, **_bundle(placement, 0))
+    return ray.get(probe.remote())
+
+
+def _free_port() -> tuple[str, int]:
+    import ray
+
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return ray.util.get_node_ip_address(), probe.getsockname()[1]
+
+
+def _ready(group: G, timeout_s: float) -> G:
+    """Wait until every rank has loaded its model; a rank's own error comes through."""
+    import ray
+
+    calls = [rank.describe.remote() for rank in group.ranks]
+    try:
+        ray.get(calls, timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise TimeoutError(f"ranks did not start within --ray.startup_timeout_s {timeout_s:.0f}") from None
+    return group

@@ -1,0 +1,92 @@
+"""The main loop: the order of the stages, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from speechrl import stages
+from speechrl.algorithms.schedules import learning_rate
+from speechrl.config import TrainConfig, named_paths
+from speechrl.data.mix import MixedLoader, read_checked, read_sources
+from speechrl.evaluate import evaluate_sets
+from speechrl.launch import cluster, start_policy, start_reference
+from speechrl.preflight import preflight
+from speechrl.reward.client import RewardClient
+from speechrl.tracking import Tracker
+from speechrl.training.run_folder import RunFolder
+
+
+def train(config: TrainConfig) -> Path:
+    """Reinforcement learning. Returns the folder of the last export (or of the run, with --ckpt.no_save_hf)."""
+    sources = read_sources(config.data)
+    sets = {name: read_checked(path, config.data) for name, path in named_paths(config.eval.dataset, "").items()}
+    loader = MixedLoader(
+        sources, config.data.probabilities, config.rollout.batch_size, config.train.seed, config.data.shuffle,
+        "--rollout.batch_size",
+    )  # fmt: skip
+    preflight(config, {**dict(zip(config.data.prompt_dataset, sources, strict=True)), **sets})
+    total_steps = config.train.max_steps or config.train.num_episodes * loader.num_batches_per_epoch
+    run = RunFolder(config)
+    reward = RewardClient.from_options(config.reward)
+    reward.probe()
+    tracker = Tracker.from_options(config.tracking, run.path, config.model_dump(mode="json"), total_steps)
+    with cluster(config.ray, config.actor.num_ranks):
+        policy = start_policy(config)
+        reference = start_reference(config, policy)
+        facts = stages.announce(policy.describe()[0])
+        saver = stages.Saver(config, run, policy, loader)
+        first_step = saver.resume(tracker)
+        for step in range(first_step, total_steps):
+            clock = Clock()
+            with clock("time/rollout_s"):
+                groups, scores, metrics = stages.collect(config, step, loader, policy, reward)
+            with clock("time/reference_s"):
+                ref_logprobs = stages.reference_logprobs(config, groups, reference, policy)
+            train_groups, advantage_metrics = stages.advantages(config, groups, scores, ref_logprobs)
+            rate = learning_rate(
+                step, total_steps, config.actor.adam.lr, config.actor.lr_warmup_ratio * total_steps,
+                config.actor.min_lr_ratio, config.actor.lr_scheduler,
+            )  # fmt: skip
+            with clock("time/update_s"):
+                metrics |= advantage_metrics | stages.update(config, train_groups, policy, rate)
+            policy.forget()
+            if reference is not None:
+                reference.forget()
+            last = step + 1 == total_steps
+            if sets and config.eval.steps and (last or (step + 1) % config.eval.steps == 0):
+                metrics |= evaluate_sets(policy, sets, config.eval, reward)
+                policy.forget()
+            with clock("time/save_s"):
+                saver.after_step(step + 1, metrics, last)
+            tracker.log(step + 1, metrics | clock.metrics())
+            tracker.progress_line(step + 1, metrics | clock.metrics())
+            if config.tracking.sample_steps and (step % config.tracking.sample_steps == 0 or last):
+                stages.show_samples(config, step + 1, tracker, groups, scores, train_groups)
+        stages.check_encoder(facts, policy.describe())
+    tracker.close()
+    reward.close()
+    return saver.last_export or run.path
+
+
+class Clock:
+    """Seconds of the stages of one step."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started
+
+    def metrics(self) -> Mapping[str, float]:
+        """time/STAGE_s of each stage and time/step_s of the whole."""
+        return self._seconds | {"time/step_s": time.monotonic() - self._started}
+
+
+__all__: Sequence[str] = ("Clock", "train")

@@ -1,0 +1,76 @@
+"""Write a Hugging Face folder in the layout that was loaded, read it back, and compare before it counts as saved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import save_torch_state_dict
+from torch import Tensor
+
+from speechrl.models.families import family_of
+from speechrl.models.load import load_model
+
+
+class ExportError(RuntimeError):
+    """An export that does not read back equal; the folder is left beside as *.broken."""
+
+
+def write_folder(model: Any, processor: Any, state: Mapping[str, Tensor], out: str | Path) -> None:
+    """Write `state` (weights under the model's own names) with config, generation config and processor to `out`.
+
+    The folder is written beside, reloaded with transformers, compared tensor by tensor, and only then renamed to
+    `out`, replacing what was there. Raises ExportError when the reload differs.
+    """
+    out = Path(out)
+    partial = out.with_name(out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    _write_weights(model, state, partial)
+    model.config.save_pretrained(partial)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(partial)
+    processor.save_pretrained(partial)
+    if hasattr(processor, "feature_extractor"):
+        processor.feature_extractor.save_pretrained(partial)  # some servers still look for preprocessor_config.json
+    try:
+        _compare(partial, state)
+    except (ExportError, ValueError, OSError) as error:
+        broken = out.with_name(out.name + ".broken")
+        shutil.rmtree(broken, ignore_errors=True)
+        partial.rename(broken)
+        raise ExportError(f"export to {out} does not read back ({error}); left in {broken}") from error
+    old = out.with_name(out.name + ".old")
+    if out.exists():
+        out.rename(old)
+    partial.rename(out)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_weights(model: Any, state: Mapping[str, Tensor], folder: Path) -> None:
+    family = family_of(model.config)
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    if not family.published:
+        model.save_pretrained(folder, state_dict=state)
+        return
+    renamed = {}
+    for name, tensor in state.items():
+        (prefix,) = [prefix for prefix in family.published if name.startswith(prefix)]
+        renamed[family.published[prefix] + name.removeprefix(prefix)] = tensor
+    save_torch_state_dict(renamed, folder, metadata={"format": "pt"})
+
+
+def _compare(folder: Path, state: Mapping[str, Tensor]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    dtype = "bf16" if next(iter(state.values())).dtype == torch.bfloat16 else "fp32"
+    read = load_model(str(folder), dtype=dtype).model.state_dict()
+    missing = sorted(set(state) ^ set(read))
+    if missing:
+        raise ExportError(f"{config['model_type']}: weights differ in name: {missing[:5]}")
+    unequal = [name for name, tensor in state.items() if not torch.equal(tensor.detach().cpu(), read[name])]
+    if unequal:
+        raise ExportError(f"{config['model_type']}: weights differ in value: {unequal[:5]}")

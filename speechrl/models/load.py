@@ -1,0 +1,144 @@
+"""Load a model with its processor, tell its parameters apart by role, and freeze by role."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoProcessor, AutoTokenizer
+
+from speechrl.models.families import Family, family_of
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in memory. `processor` is the bare tokenizer for text families."""
+
+    model: Any
+    processor: Any
+    family: Family
+    path: str
+
+    @property
+    def tokenizer(self) -> Any:
+        return getattr(self.processor, "tokenizer", self.processor)
+
+
+def read_family(path: str, trust_remote_code: bool = False) -> tuple[Any, Family]:
+    """The config and the family of a model folder, without loading weights.
+
+    Raises ValueError that names the path when there is no readable model.
+    """
+    options = _source_options(path)
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"--actor.model_name_or_path {path}: no readable Hugging Face model: {error}") from error
+    _refuse_first_release_layout(Path(path))
+    return config, family_of(config)
+
+
+def load_processor(path: str, family: Family, trust_remote_code: bool = False) -> Any:
+    """The processor of an audio family, the tokenizer of a text one."""
+    kind = AutoProcessor if family.has_audio else AutoTokenizer
+    try:
+        processor = kind.from_pretrained(path, trust_remote_code=trust_remote_code, **_source_options(path))
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"--actor.model_name_or_path {path}: its processor can't be read: {error}") from error
+    if family.has_audio and not hasattr(processor, "feature_extractor"):
+        raise ValueError(f"--actor.model_name_or_path {path}: no audio processor (preprocessor config) in the folder")
+    return processor
+
+
+def load_model(
+    path: str, dtype: str = "fp32", attn_implementation: str = "sdpa", trust_remote_code: bool = False
+) -> LoadedModel:
+    """Load every weight of a folder. Raises ValueError when a weight is missing or has another shape.
+
+    Dropout is whatever the config says, and off until somebody calls train().
+    """
+    _, family = read_family(path, trust_remote_code)
+    model, report = family.model_class.from_pretrained(
+        path,
+        dtype=DTYPES[dtype],
+        attn_implementation=attn_implementation,
+        trust_remote_code=trust_remote_code,
+        output_loading_info=True,
+        **_source_options(path),
+    )
+    faults = {key: sorted(map(str, report[key])) for key in ("missing_keys", "mismatched_keys") if report[key]}
+    if faults:
+        raise ValueError(f"--actor.model_name_or_path {path}: weights do not fit the config: {json.dumps(faults)[:500]}")
+    processor = load_processor(path, family, trust_remote_code)
+    return LoadedModel(model=model.eval(), processor=processor, family=family, path=path)
+
+
+def _source_options(path: str) -> dict[str, bool]:
+    """A local path never touches the network."""
+    return {"local_files_only": True} if Path(path).is_dir() else {}
+
+
+def _refuse_first_release_layout(folder: Path) -> None:
+    for shard in sorted(folder.glob("*.safetensors"))[:1]:
+        with safe_open(str(shard), framework="pt") as handle:
+            first = next(iter(handle.keys()), "")
+        if first.startswith("thinker."):
+            raise ValueError(
+                f"--actor.model_name_or_path {folder}: this is the first release's layout (thinker.*); give the folder "
+                "in transformers' layout, such as Qwen/Qwen3-ASR-1.7B-hf"
+            )
+
+
+# --- roles ----------------------------------------------------------------------------------------------------------
+
+
+def role_of(name: str, family: Family) -> str:
+    """The role of a parameter by its name in the model. Raises KeyError when the family's table misses it."""
+    for role, prefixes in family.roles.items():
+        if any(not prefix or name == prefix or name.startswith(prefix + ".") for prefix in prefixes):
+            return role
+    raise KeyError(f"parameter {name} belongs to no role of family {family.name}")
+
+
+def freeze(model: nn.Module, family: Family, roles: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Set requires_grad by role; return role -> (trainable, all) parameter counts.
+
+    Raises ValueError when a role to freeze matches nothing: a freeze flag that nothing reads is a silent fault.
+    """
+    frozen = set(roles) if family.has_audio else set(roles) - {"encoder", "projector"}
+    unknown = frozen - set(family.roles)
+    if unknown:
+        raise ValueError(f"--actor.freeze {' '.join(sorted(unknown))}: family {family.name} has no such role")
+    counts = {role: (0, 0) for role in family.roles}
+    for name, parameter in model.named_parameters():
+        role = role_of(name, family)
+        # fixed sinusoidal tables of some encoders never train
+        parameter.requires_grad_(role not in frozen and not name.endswith("embed_positions.weight"))
+        trainable, total = counts[role]
+        counts[role] = (trainable + parameter.numel() * parameter.requires_grad, total + parameter.numel())
+    if not any(trainable for trainable, _ in counts.values()):
+        raise ValueError(f"--actor.freeze {' '.join(sorted(frozen))}: nothing of this {family.name} model would train")
+    return counts
+
+
+def encoder_digest(encoder: nn.Module) -> str:
+    """SHA-256 over the names and bytes of the encoder's weights: equal before and after training when it is frozen."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(encoder.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(as_bytes(tensor))
+    return digest.hexdigest()
+
+
+def as_bytes(tensor: Tensor) -> bytes:
+    """The raw bytes of a tensor of any dtype."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,182 @@
+"""The trainable module: prompts with audio in, log-probs of responses out. What DeepSpeed wraps.
+
+A frozen encoder is kept beside the module, not in it: no optimiser, no ZeRO partition and no hook ever touches it.
+
+Shapes: B rows, T tokens, R response tokens, N real response tokens of a batch, V vocabulary, H hidden width,
+U distinct utterances, A audio tokens of one utterance, D encoder width, K CTC units and the blank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from speechrl.models.families import Features
+from speechrl.models.load import LoadedModel
+
+
+@dataclass(frozen=True)
+class CtcTarget:
+    """Unit ids of each distinct utterance of a batch, in the order of its audio; 0 is the blank."""
+
+    units: tuple[tuple[int, ...], ...]
+
+
+class PolicyModule(nn.Module):
+    """A model split by role.
+
+    encoder_trains: keep the encoder inside (it gets gradients); otherwise it is moved to `frozen_encoder`.
+    banned_ids: never sampled, and left out of every softmax. num_ctc_units: 0 for no CTC head.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, banned_ids: Sequence[int], encoder_trains: bool = False, num_ctc_units: int = 0
+    ):
+        super().__init__()
+        self.family = loaded.family
+        self.model = loaded.model
+        self._frozen: list[nn.Module] = []  # a list hides the encoder from parameters() and state_dict()
+        if self.family.has_audio and not encoder_trains:
+            self._frozen.append(_take_module(self.model, self.family.roles["encoder"][0]))
+        self._banned = torch.tensor(sorted(banned_ids), dtype=torch.long)
+        self.ctc_head: nn.Linear | None = None
+        if num_ctc_units:
+            encoder = self.encoder
+            assert encoder is not None
+            weight = next(encoder.parameters())
+            width = encoder.config.d_model
+            self.ctc_head = nn.Linear(width, num_ctc_units + 1, device=weight.device, dtype=weight.dtype)
+
+    # --- parts ------------------------------------------------------------------------------------------------------
+
+    @property
+    def encoder(self) -> Any:
+        """The audio encoder, wherever it is kept; None for text."""
+        if self._frozen:
+            return self._frozen[0]
+        return _get_module(self.model, self.family.roles["encoder"][0]) if self.family.has_audio else None
+
+    @property
+    def encoder_is_frozen(self) -> bool:
+        return bool(self._frozen)
+
+    @property
+    def decoder(self) -> Any:
+        """The transformer of the language model, without its head."""
+        if self.family.has_audio:
+            return _get_module(self.model, self.family.roles["language_model"][0])
+        return self.model.base_model
+
+    def full_state(self) -> dict[str, Tensor]:
+        """Every weight of the whole model under the model's own names, a frozen encoder included, a CTC head left out."""
+        state = {name.removeprefix("model."): value for name, value in self.state_dict().items() if name.startswith("model.")}
+        return state | self.frozen_state()
+
+    def frozen_state(self) -> dict[str, Tensor]:
+        """The weights of a frozen encoder under the model's own names."""
+        prefix = self.family.roles["encoder"][0] if self._frozen else ""
+        return {f"{prefix}.{name}": value for encoder in self._frozen for name, value in encoder.state_dict().items()}
+
+    # --- computation ------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def encode(self, features: Sequence[Features]) -> list[Tensor]:
+        """Encoder outputs [A, D] of utterances, before the projector. No gradient: for a frozen encoder and rollouts."""
+        assert self.family.encode is not None
+        return self.family.encode(self.encoder, features)
+
+    def embed(self, ids_BT: Tensor, audio: Sequence[Tensor], audio_index: Sequence[int]) -> Tensor:
+        """[B, T, H]: token embeddings with each row's projected audio in the place of its placeholders."""
+        embeds_BTH = self.model.get_input_embeddings()(ids_BT)
+        if not audio:
+            return embeds_BTH
+        projector = _get_module(self.model, self.family.roles["projector"][0])
+        projected = projector(torch.cat(list(audio)).to(embeds_BTH)).split([len(item) for item in audio])
+        rows_H = torch.cat([projected[index] for index in audio_index])
+        place_BT = ids_BT == self.audio_id
+        if int(place_BT.sum()) != len(rows_H):
+            raise ValueError(f"{int(place_BT.sum())} audio placeholders in the batch for {len(rows_H)} encoder outputs")
+        return embeds_BTH.masked_scatter(place_BT[..., None], rows_H.to(embeds_BTH.dtype))
+
+    @property
+    def audio_id(self) -> int:
+        config = self.model.config
+        return config.audio_token_id if hasattr(config, "audio_token_id") else config.audio_token_index
+
+    def logprobs_of(self, hidden_NH: Tensor, temperature: float) -> Tensor:
+        """[N, V] float32 log-probs of the distribution that is sampled from: after the temperature, without banned ids."""
+        logits_NV = self.model.get_output_embeddings()(hidden_NH).float() / temperature
+        if len(self._banned):
+            logits_NV = logits_NV.index_fill(-1, self._banned.to(logits_NV.device), float("-inf"))
+        return logits_NV.log_softmax(-1)
+
+    def forward(
+        self, batch: Any, temperature: float = 1.0, with_entropy: bool = False, ctc: CtcTarget | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probs of the responses of a RowBatch.
+
+        Returns (logprobs_BR, entropy_BR, ctc_loss): 0 on padding; entropy without gradient, zeros unless asked for;
+        ctc_loss the sum over utterances of -log p(units) (Graves et al. 2006), 0 without a target.
+        """
+        audio = batch.audio
+        if audio and isinstance(audio[0], Features):
+            assert self.family.encode is not None
+            audio = self.family.encode(self.encoder, audio)
+        embeds_BTH = self.embed(batch.ids_BT, audio, batch.audio_index)
+        # right padding and causal attention: no real token sees a padded one, so no mask is needed
+        hidden_BTH = self.decoder(inputs_embeds=embeds_BTH, use_cache=False).last_hidden_state
+        real_BR = batch.mask_BR
+        starts_B = torch.tensor(batch.prompt_lengths, device=hidden_BTH.device) - 1
+        index_BR = starts_B[:, None] + torch.arange(real_BR.shape[1], device=hidden_BTH.device)
+        rows_BR = torch.arange(len(starts_B), device=hidden_BTH.device)[:, None].expand_as(index_BR)
+        logprobs_NV = self.logprobs_of(hidden_BTH[rows_BR[real_BR], index_BR[real_BR]], temperature)
+        chosen_N = logprobs_NV.gather(-1, batch.response_ids_BR[real_BR][:, None])[:, 0]
+        zeros_BR = torch.zeros(real_BR.shape, device=real_BR.device)
+        entropy_BR = zeros_BR
+        if with_entropy:
+            with torch.no_grad():
+                terms_NV = logprobs_NV.exp() * logprobs_NV.masked_fill(logprobs_NV == float("-inf"), 0.0)
+                entropy_BR = zeros_BR.masked_scatter(real_BR, -terms_NV.sum(-1))
+        ctc_loss = self._ctc_loss(audio, ctc) if ctc is not None else chosen_N.new_zeros(())
+        return zeros_BR.masked_scatter(real_BR, chosen_N), entropy_BR, ctc_loss
+
+    def _ctc_loss(self, audio: Sequence[Tensor], target: CtcTarget) -> Tensor:
+        assert self.ctc_head is not None
+        lengths = [len(item) for item in audio]
+        logprobs = self.ctc_head(torch.cat(list(audio))).float().log_softmax(-1).split(lengths)
+        return F.ctc_loss(
+            nn.utils.rnn.pad_sequence(list(logprobs)),  # [A, U, K]
+            torch.tensor([unit for units in target.units for unit in units], device=logprobs[0].device),
+            torch.tensor(lengths),
+            torch.tensor([len(units) for units in target.units]),
+            reduction="none",
+            zero_infinity=True,  # an utterance with more units than frames can't be aligned
+        ).sum()
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Sampling and training must see one policy: set every dropout rate of a model to 0."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("dropout", "attention_dropout", "activation_dropout", "layerdrop"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+def _get_module(model: nn.Module, dotted: str) -> Any:
+    return model.get_submodule(dotted)
+
+
+def _take_module(model: nn.Module, dotted: str) -> nn.Module:
+    parent, _, name = dotted.rpartition(".")
+    taken = model.get_submodule(dotted)
+    setattr(model.get_submodule(parent), name, None)
+    for parameter in taken.parameters():
+        parameter.requires_grad_(False)
+    return taken.eval()

@@ -1,0 +1,254 @@
+"""A user's reward file, and the records that go into a reward and come out of it.
+
+groups -> RewardRequest -> reward_func of a file, or of a server -> check_answer -> RewardAnswer -> Scores
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import math
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from speechrl.types import Group, Scores
+
+# What a reward_func gets by keyword, if it takes **kwargs or a parameter of that name.
+KEYWORD_ARGUMENTS = ("responses", "metadata", "languages", "keywords", "audio_paths", "durations_s")
+
+
+class RewardError(ValueError):
+    """A reward could not be had. The run stops: a failed reward is never a number."""
+
+
+@dataclass(frozen=True)
+class RewardRequest:
+    """N completions to score; every list is N long, the G completions of a group next to each other.
+
+    ids: of the utterance, so repeated G times; queries: prompt + completion with its tags; labels: references;
+    responses: transcripts alone; languages: of the reference; audio_paths: "path" or "path[row]".
+    """
+
+    ids: list[str]
+    queries: list[str]
+    prompts: list[str]
+    labels: list[str]
+    responses: list[str]
+    metadata: list[dict[str, Any]]
+    languages: list[str | None]
+    keywords: list[list[str]]
+    audio_paths: list[str | None]
+    durations_s: list[float | None]
+
+    def __post_init__(self) -> None:
+        lengths = {item.name: len(getattr(self, item.name)) for item in fields(self)}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"the lists of a reward request differ in length: {lengths}")
+
+    @classmethod
+    def from_groups(cls, groups: Sequence[Group]) -> RewardRequest:
+        pairs = [(group, rollout) for group in groups for rollout in group.rollouts]
+        utterances = [group.utterance for group, _ in pairs]
+        return cls(
+            ids=[utterance.id for utterance in utterances],
+            queries=[group.prompt.text + rollout.raw_text for group, rollout in pairs],
+            prompts=[group.prompt.text for group, _ in pairs],
+            labels=[utterance.text for utterance in utterances],
+            responses=[rollout.text for _, rollout in pairs],
+            metadata=[dict(utterance.metadata) for utterance in utterances],
+            languages=[utterance.language for utterance in utterances],
+            keywords=[list(utterance.keywords) for utterance in utterances],
+            audio_paths=[None if utterance.audio is None else str(utterance.audio) for utterance in utterances],
+            durations_s=[utterance.duration_s for utterance in utterances],
+        )
+
+
+@dataclass(frozen=True)
+class RewardAnswer:
+    """Checked: finite floats, or None where the reward or a part abstains; one per completion of the request.
+
+    scores: OpenRLHF's second number per completion (for filters), if the reward gives one. extra_logs: means.
+    """
+
+    rewards: list[float | None]
+    parts: dict[str, list[float | None]] = field(default_factory=dict)
+    extra_logs: dict[str, float] = field(default_factory=dict)
+    scores: list[float | None] | None = None
+
+
+def answer_to_scores(answer: RewardAnswer, groups: Sequence[Group]) -> list[Scores]:
+    """Cuts the flat answer into one `Scores` per group, in the order of `RewardRequest.from_groups`."""
+    assert len(answer.rewards) == sum(len(group.rollouts) for group in groups), "the answer is of other groups"
+    scores, start = [], 0
+    for group in groups:
+        end = start + len(group.rollouts)
+        parts = {name: tuple(values[start:end]) for name, values in answer.parts.items()}
+        scores.append(Scores(rewards=tuple(answer.rewards[start:end]), parts=parts))
+        start = end
+    return scores
+
+
+def name_samples(ids: Sequence[str], most: int = 5) -> str:
+    """Sample ids for a message: each once, the first few."""
+    unique = list(dict.fromkeys(ids))
+    more = f" and {len(unique) - most} more" if len(unique) > most else ""
+    return "samples " + ", ".join(unique[:most]) + more
+
+
+def check_answer(raw: Any, ids: Sequence[str], source: str) -> RewardAnswer:
+    """Turns what a plugin or a server returned into a `RewardAnswer`; keys that we don't know are left alone.
+
+    raw: a list or tensor of rewards, or a dict with `rewards` and optionally `scores`, `parts`, `extra_logs`.
+    source: the file or URL, for messages. RewardError names it, the sample's id and index, and what to do.
+    """
+    if not isinstance(raw, Mapping):
+        return RewardAnswer(_numbers(raw, ids, f"{source}: rewards"))
+    if "rewards" not in raw:
+        raise RewardError(f"{source}: the answer has the keys {sorted(map(str, raw))}, but no 'rewards'")
+    parts, logs, scores = raw.get("parts") or {}, raw.get("extra_logs") or {}, raw.get("scores")
+    for name, value in (("parts", parts), ("extra_logs", logs)):
+        if not isinstance(value, Mapping):
+            raise RewardError(f"{source}: {name} is a {type(value).__name__}; return a dict by name")
+    means = {str(name): _log_mean(value, f"{source}: extra_logs[{name!r}]") for name, value in logs.items()}
+    return RewardAnswer(
+        rewards=_numbers(raw["rewards"], ids, f"{source}: rewards"),
+        parts={str(name): _numbers(values, ids, f"{source}: parts[{name!r}]") for name, values in parts.items()},
+        extra_logs={name: mean for name, mean in means.items() if mean is not None},
+        scores=None if scores is None else _numbers(scores, ids, f"{source}: scores"),
+    )
+
+
+def _plain(value: Any) -> Any:
+    # torch, numpy and pandas all have tolist(), for arrays and for their scalars, so none of them is imported here.
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _numbers(values: Any, ids: Sequence[str], where: str) -> list[float | None]:
+    values = _plain(values)
+    if not isinstance(values, list | tuple):
+        raise RewardError(
+            f"{where} is of type {type(values).__name__}, for {name_samples(ids)}; "
+            "return a list or one-dimensional tensor with a float or None per sample"
+        )
+    if len(values) != len(ids):
+        raise RewardError(
+            f"{where} has length {len(values)} for {len(ids)} completions ({name_samples(ids)}); "
+            "return one value per completion, in their order"
+        )
+    checked = [_plain(value) for value in values]
+    for index, value in enumerate(checked):
+        hint = _fault(value)
+        if hint:
+            raise RewardError(f"{where}[{index}], of sample {ids[index]}, is {value!r}: {hint}")
+    return [None if value is None else float(value) for value in checked]
+
+
+def _fault(value: Any) -> str:
+    """What is wrong with one reward and what to do about it; "" for a finite number or None."""
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple):
+        return "one number per sample is needed; take away the tensor's extra dimension, as with .squeeze(-1)"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"a number is needed, not {type(value).__name__}; convert it with float(...)"
+    if not math.isfinite(value):
+        return "it must be finite; return None where the reward does not apply, and raise an exception where it failed"
+    return ""
+
+
+def _log_mean(value: Any, where: str) -> float | None:
+    """A log value as a number: lists and tensors (one value per sample, as in OpenRLHF) by their mean over non-None."""
+    value = _plain(value)
+    items = value if isinstance(value, list | tuple) else [value]
+    # A bool is a fine thing to log (its mean is a rate), unlike a fine reward.
+    numbers = [float(item) if isinstance(item, bool) else item for item in map(_plain, items) if item is not None]
+    for number in numbers:
+        hint = _fault(number)
+        if hint:
+            raise RewardError(f"{where} holds {number!r}: {hint}")
+    return sum(numbers) / len(numbers) if numbers else None
+
+
+@dataclass(frozen=True)
+class RewardPlugin:
+    """A loaded reward file: its `reward_func` and the keyword arguments that it takes."""
+
+    path: Path
+    function: Callable[..., Any]
+    keyword_arguments: tuple[str, ...]
+
+    @classmethod
+    def load(cls, path: str | Path) -> RewardPlugin:
+        """Runs the file and finds its reward_func. ValueError names the flag, the file and the line."""
+        path = Path(path).expanduser().resolve()
+        if not path.is_file():
+            raise ValueError(f"--reward.remote_url: there is no reward file {path}")
+        function = getattr(_run_file(path), "reward_func", None)
+        if not callable(function) or inspect.iscoroutinefunction(function):
+            raise ValueError(
+                f"--reward.remote_url: {path} must define an ordinary function reward_func(queries, prompts, labels), "
+                f"but its reward_func is {'missing' if function is None else repr(function)}"
+            )
+        return cls(path, function, _keyword_arguments(function, path))
+
+    def score(self, request: RewardRequest) -> RewardAnswer:
+        """Calls reward_func once for all completions. RewardError if it raises, or if its answer is malformed."""
+        # Copies, so that a reward_func that sorts or pops its arguments changes nothing of ours.
+        lists = (list(request.queries), list(request.prompts), list(request.labels))
+        keywords = {name: list(getattr(request, name)) for name in self.keyword_arguments}
+        try:
+            raw = self.function(*lists, **keywords)
+        except Exception as error:  # user code may raise anything, and all of it must name the samples
+            raise RewardError(
+                f"{_place(error, self.path)}: reward_func raised {type(error).__name__}: {error} "
+                f"({name_samples(request.ids)})"
+            ) from error
+        return check_answer(raw, request.ids, str(self.path))
+
+
+def _run_file(path: Path) -> ModuleType:
+    # A name that no real module has; registered before it runs, because dataclasses and pickle look modules up by name.
+    name = "speechrl_reward_" + re.sub(r"\W", "_", str(path))
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"--reward.remote_url: {path} is not a Python file; its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ValueError(f"--reward.remote_url: {error.filename}:{error.lineno}: {error.msg}") from error
+    except Exception as error:  # the user's imports and top-level code may raise anything; the line is what helps
+        raise ValueError(
+            f"--reward.remote_url: {_place(error, path)}: {type(error).__name__} while loading: {error}"
+        ) from error
+    return module
+
+
+def _place(error: Exception, path: Path) -> str:
+    """file:line of the last frame inside the user's file; the file alone if it never got there."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f"{path}:{lines[-1]}" if lines else str(path)
+
+
+def _keyword_arguments(function: Callable[..., Any], path: Path) -> tuple[str, ...]:
+    """Which of KEYWORD_ARGUMENTS the function takes, beyond the three that it gets by position."""
+    signature = inspect.signature(function)
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    by_position, others = list(signature.parameters)[:3], list(signature.parameters)[3:]
+    takes_all = inspect.Parameter.VAR_KEYWORD in kinds
+    names = tuple(name for name in KEYWORD_ARGUMENTS if name not in by_position and (takes_all or name in others))
+    try:
+        signature.bind(None, None, None, **dict.fromkeys(names))
+    except TypeError as error:
+        raise ValueError(
+            f"--reward.remote_url: {path}: reward_func{signature} can't be called as "
+            f"reward_func(queries, prompts, labels), with the keywords {KEYWORD_ARGUMENTS} if it takes them: {error}"
+        ) from error
+    return names

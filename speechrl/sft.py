@@ -1,0 +1,81 @@
+"""Supervised fine-tuning on transcripts: the same ranks, data and exports as reinforcement learning."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from speechrl import stages
+from speechrl.algorithms.schedules import learning_rate
+from speechrl.config import SftConfig, named_paths
+from speechrl.data.mix import MixedLoader, read_checked, read_sources
+from speechrl.data.normalise import words
+from speechrl.evaluate import evaluate_sets
+from speechrl.launch import cluster, start_policy
+from speechrl.preflight import preflight
+from speechrl.tracking import Tracker
+from speechrl.training.run_folder import RunFolder
+from speechrl.types import Utterance
+
+DEFAULT_BATCH_SIZE = 32  # utterances per optimiser step when --train.batch_size is 0
+
+
+def sft(config: SftConfig) -> Path:
+    """Returns the folder of the last export (or of the run, with --ckpt.no_save_hf)."""
+    sources = read_sources(config.data)
+    sets = {name: read_checked(path, config.data) for name, path in named_paths(config.eval.dataset, "").items()}
+    loader = MixedLoader(
+        sources, config.data.probabilities, config.train.batch_size or DEFAULT_BATCH_SIZE, config.train.seed,
+        config.data.shuffle, "--train.batch_size",
+    )  # fmt: skip
+    preflight(config, {**dict(zip(config.data.prompt_dataset, sources, strict=True)), **sets})
+    total_steps = config.train.max_steps or config.train.num_episodes * loader.num_batches_per_epoch
+    run = RunFolder(config)
+    tracker = Tracker.from_options(config.tracking, run.path, config.model_dump(mode="json"), total_steps)
+    with cluster(config.ray, config.actor.num_ranks):
+        policy = start_policy(config, ctc_units(sources) if config.sft.ctc_weight else None)
+        facts = stages.announce(policy.describe()[0])
+        saver = stages.Saver(config, run, policy, loader)
+        step, last = saver.resume(tracker), False
+        started = time.monotonic()
+        while not last:
+            step_started = time.monotonic()
+            done, total = _progress(config, step, total_steps, started)
+            rate = learning_rate(
+                done, total, config.actor.adam.lr, config.actor.lr_warmup_ratio * total, config.actor.min_lr_ratio,
+                config.actor.lr_scheduler,
+            )  # fmt: skip
+            metrics = policy.sft_update(loader.next_batch(), rate, step < config.sft.ctc_warmup_steps)
+            policy.forget()
+            step += 1
+            done, total = _progress(config, step, total_steps, started)
+            last = done >= total
+            step_s = time.monotonic() - step_started
+            metrics |= {"time/step_s": step_s, "train/tokens_per_s": metrics["train/tokens"] / step_s}
+            if sets and config.eval.steps and (last or step % config.eval.steps == 0):
+                metrics |= evaluate_sets(policy, sets, config.eval)
+                policy.forget()
+            saver.after_step(step, metrics, last)
+            tracker.log(step, metrics)
+            if last or step % max(1, config.tracking.sample_steps) == 0:
+                tracker.progress_line(step, metrics)
+        stages.check_encoder(facts, policy.describe())
+    tracker.close()
+    return saver.last_export or run.path
+
+
+def _progress(config: SftConfig, step: int, total_steps: int, started: float) -> tuple[float, float]:
+    """(done, total) in steps, or in seconds with --train.max_seconds."""
+    if config.train.max_seconds:
+        return time.monotonic() - started, config.train.max_seconds
+    return step, total_steps
+
+
+def ctc_units(sources: Sequence[Sequence[Utterance]]) -> dict[str, int]:
+    """Every word (or character of a script without spaces) of the references -> id from 1; 0 is CTC's blank.
+
+    Words, because at 12.5 encoder frames a second there are fewer frames than letters.
+    """
+    found = sorted({unit for source in sources for utterance in source for unit in words(utterance.text)})
+    return {unit: index for index, unit in enumerate(found, start=1)}

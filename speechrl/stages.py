@@ -1,0 +1,249 @@
+"""The stages of one training step, each a function of records; loop.py puts them in order.
+
+Shapes: P prompts, G samples of one prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from speechrl.algorithms.advantages import ADVANTAGES, has_spread
+from speechrl.algorithms.kl import KL_ESTIMATORS
+from speechrl.config import Common, TrainConfig
+from speechrl.data.mix import MixedLoader
+from speechrl.reward.client import RewardClient
+from speechrl.reward.metrics import char_counts, corpus_rate
+from speechrl.reward.plugin import answer_to_scores
+from speechrl.rollout.engine import RolloutEngine, Sampling
+from speechrl.tracking import Tracker
+from speechrl.training.group import PolicyGroup, RankGroup
+from speechrl.training.run_folder import RunFolder
+from speechrl.types import Group, Scores, TrainGroup
+
+Metrics = dict[str, float]
+RefLogprobs = list[list[list[float]]]  # [P][G][T]; empty without a reference
+
+
+def sampling(config: TrainConfig, step: int) -> Sampling:
+    """How the rollouts of a step are sampled."""
+    options = config.rollout
+    return Sampling(
+        num_samples=options.n_samples_per_prompt,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        max_new_tokens=options.max_new_tokens,
+        batch_size=options.micro_batch_size,
+        seed=config.train.seed,
+        step=step,
+    )
+
+
+def collect(
+    config: TrainConfig, step: int, loader: MixedLoader, engine: RolloutEngine, reward: RewardClient
+) -> tuple[list[Group], list[Scores], Metrics]:
+    """Sample and score one rollout batch.
+
+    With --algo.dynamic_filtering_enable, groups without spread are replaced by further prompts until the batch is full
+    or the rounds are used up (DAPO, Yu et al. 2025); what is then missing stays missing and is counted.
+    """
+    wanted = config.rollout.batch_size
+    rounds = config.algo.dynamic_filtering_max_rounds if config.algo.dynamic_filtering_enable else 1
+    groups: list[Group] = []
+    scores: list[Scores] = []
+    seen: list[tuple[Group, Scores]] = []
+    logs: Metrics = {}
+    taken: set[str] = set()
+    for _ in range(rounds):
+        utterances = [utterance for utterance in loader.next_batch() if utterance.id not in taken]
+        taken |= {utterance.id for utterance in utterances}
+        fresh = engine.generate(utterances, sampling(config, step))
+        answer = reward.answer(fresh)
+        fresh_scores = answer_to_scores(answer, fresh)
+        logs = {f"reward/log/{name}": value for name, value in answer.extra_logs.items()}
+        seen += zip(fresh, fresh_scores, strict=True)
+        keep = spread_mask(config, fresh_scores) if config.algo.dynamic_filtering_enable else [True] * len(fresh)
+        groups += [group for group, kept in zip(fresh, keep, strict=True) if kept]
+        scores += [score for score, kept in zip(fresh_scores, keep, strict=True) if kept]
+        if len(groups) >= wanted:
+            break
+    if not groups:  # nothing to learn from this time; the step is still logged
+        groups, scores = [seen[0][0]], [seen[0][1]]
+    metrics = rollout_metrics([group for group, _ in seen]) | reward_metrics([score for _, score in seen])
+    return groups[:wanted], scores[:wanted], metrics | logs | {"rollout/prompts": float(len(seen))}
+
+
+def reward_tensors(scores: Sequence[Scores]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rewards_PG, valid_PG); an abstained reward is 0 and not valid."""
+    rewards_PG = torch.tensor([[reward if reward is not None else 0.0 for reward in score.rewards] for score in scores])
+    valid_PG = torch.tensor([[reward is not None for reward in score.rewards] for score in scores])
+    return rewards_PG, valid_PG
+
+
+def spread_mask(config: TrainConfig, scores: Sequence[Scores]) -> list[bool]:
+    """Which groups carry a gradient: filtered on the standard deviation of their rewards, not on the mean."""
+    return has_spread(*reward_tensors(scores), config.algo.advantage.min_std).tolist()
+
+
+def reference_logprobs(
+    config: TrainConfig, groups: Sequence[Group], reference: RankGroup | None, policy: PolicyGroup
+) -> RefLogprobs:
+    """[P][G][T] log-probs under the reference; the frozen encoder's outputs come from the policy ranks."""
+    if reference is None:
+        return []
+    same_encoder = "encoder" in config.actor.freeze and not config.ref.model_name_or_path
+    return reference.logprobs(
+        groups, config.rollout.temperature, config.train.micro_batch_size, policy if same_encoder else None
+    )
+
+
+def advantages(
+    config: TrainConfig, groups: Sequence[Group], scores: Sequence[Scores], ref_logprobs: RefLogprobs
+) -> tuple[list[TrainGroup], Metrics]:
+    """Groups with their advantages. Groups without spread are left out: they carry no gradient."""
+    rewards_PG, valid_PG = reward_tensors(scores)
+    kl = config.algo.kl
+    metrics: Metrics = {}
+    if ref_logprobs and not kl.use_loss:
+        kl_PG = torch.tensor([_sequence_kl(group, ref, kl.estimator) for group, ref in zip(groups, ref_logprobs, strict=True)])
+        rewards_PG = rewards_PG - kl.init_coef * kl_PG
+        metrics["reward/kl_penalty_nats"] = float(kl_PG.mean())
+    spread_P = has_spread(rewards_PG, valid_PG, config.algo.advantage.min_std)
+    advantages_PG = ADVANTAGES[config.algo.advantage.estimator](rewards_PG, valid_PG)
+    train_groups = [
+        TrainGroup(
+            group=group,
+            advantages=tuple(
+                value if valid else None
+                for value, valid in zip(advantages_PG[index].tolist(), valid_PG[index].tolist(), strict=True)
+            ),
+            ref_logprobs=tuple(map(tuple, ref_logprobs[index])) if ref_logprobs else (),
+        )
+        for index, group in enumerate(groups)
+        if spread_P[index]
+    ]
+    return train_groups, metrics | {"train/live_groups_share": float(spread_P.float().mean())}
+
+
+def _sequence_kl(group: Group, ref: list[list[float]], estimator: str) -> list[float]:
+    """KL of each rollout from the reference, summed over its tokens, from the sampler's log-probs (nats)."""
+    return [
+        float(KL_ESTIMATORS[estimator](torch.tensor([rollout.logprobs]), torch.tensor([tokens])).sum())
+        for rollout, tokens in zip(group.rollouts, ref, strict=True)
+    ]
+
+
+def update(config: TrainConfig, train_groups: Sequence[TrainGroup], policy: PolicyGroup, rate: float) -> Metrics:
+    """Optimiser steps on one rollout batch; none when no group carries a gradient."""
+    if not train_groups:
+        return {"train/skipped": 1.0}
+    size = (config.train.batch_size or config.rollout.batch_size * config.rollout.n_samples_per_prompt) // (
+        config.rollout.n_samples_per_prompt
+    )
+    mini_batches = [list(train_groups[start : start + size]) for start in range(0, len(train_groups), size)]
+    return policy.update(mini_batches, rate) | {"train/skipped": 0.0}
+
+
+def rollout_metrics(groups: Sequence[Group]) -> Metrics:
+    """Lengths, ends and error rates of the sampled completions."""
+    rollouts = [(group.utterance, rollout) for group in groups for rollout in group.rollouts]
+    tokens = sum(len(rollout.token_ids) for _, rollout in rollouts)
+    counts = [char_counts(rollout.text, utterance.text, utterance.language) for utterance, rollout in rollouts]
+    return {
+        "rollout/tokens": float(tokens),
+        "rollout/length_mean_tokens": tokens / len(rollouts),
+        "rollout/overlong_share": sum(rollout.finish_reason == "length" for _, rollout in rollouts) / len(rollouts),
+        "rollout/logprob_mean_nats": sum(sum(rollout.logprobs) for _, rollout in rollouts) / tokens,
+        "rollout/cer": corpus_rate(counts),
+    }
+
+
+def reward_metrics(scores: Sequence[Scores]) -> Metrics:
+    """Mean, spread and share of abstentions of the reward and of each of its parts."""
+    metrics: Metrics = {}
+    columns: dict[str, list[float | None]] = {"": [reward for score in scores for reward in score.rewards]}
+    for name in {name: None for score in scores for name in score.parts}:
+        columns[f"part/{name}/"] = [value for score in scores for value in score.parts.get(name, ())]
+    for prefix, column in columns.items():
+        values = torch.tensor([value for value in column if value is not None], dtype=torch.float64)
+        metrics[f"reward/{prefix}abstained_share"] = 1 - len(values) / len(column)
+        if len(values):
+            metrics[f"reward/{prefix}mean"] = float(values.mean())
+            metrics[f"reward/{prefix}std"] = float(values.std(correction=0))
+    return metrics
+
+
+def show_samples(
+    config: TrainConfig,
+    step: int,
+    tracker: Tracker,
+    groups: Sequence[Group],
+    scores: Sequence[Scores],
+    train_groups: Sequence[TrainGroup],
+) -> None:
+    """A table of a few groups: reference, hypotheses, reward parts, advantages (0 for a group without spread)."""
+    by_id = {item.group.utterance.id: item.advantages for item in train_groups}
+    number = config.tracking.sample_groups
+    shown = [by_id.get(group.utterance.id, (0.0,) * len(group.rollouts)) for group in groups[:number]]
+    tracker.sample_table(step, groups[:number], scores[:number], shown)
+
+
+def announce(facts: dict) -> dict:
+    """Print what trains, by role; return the facts."""
+    parts = [f"{role} {trainable:,} of {total:,}" for role, (trainable, total) in facts["parameters"].items()]
+    print(f"{facts['family']} on {facts['device']}; trainable parameters: {', '.join(parts)}", flush=True)
+    return facts
+
+
+def check_encoder(before: dict, after: Sequence[dict]) -> None:
+    """Raises RuntimeError if the bytes of a frozen encoder changed on any rank."""
+    for rank, facts in enumerate(after):
+        if facts["encoder_digest"] != before["encoder_digest"]:
+            raise RuntimeError(f"the frozen encoder of rank {rank} changed during training")
+
+
+class Saver:
+    """Checkpoints and exports of a run, and the best value of --eval.best_metric."""
+
+    def __init__(self, config: Common, run: RunFolder, policy: PolicyGroup, loader: Any):
+        self.config, self.run, self.policy, self.loader = config, run, policy, loader
+        self.best: float | None = None
+        self.last_export: Path | None = None
+
+    def resume(self, tracker: Tracker) -> int:
+        """Load the newest checkpoint if --ckpt.resume asks for it; return the step to do next (0 for a fresh run)."""
+        if not self.config.ckpt.resume:
+            return 0
+        newest = self.run.newest_checkpoint()
+        if newest is None:
+            print(f"--ckpt.resume: no checkpoint in {self.run.path} yet, starting from the beginning", flush=True)
+            tracker.rewind(1)
+            return 0
+        folder, state = newest
+        self.policy.load_checkpoint(str(folder.resolve()))
+        self.loader.load_state_dict(state["loader"])
+        self.best = state["best"]
+        tracker.rewind(state["step"] + 1)
+        print(f"resumed from {folder}", flush=True)
+        return state["step"]
+
+    def after_step(self, step: int, metrics: Mapping[str, float], last: bool) -> None:
+        """Save what is due after `step` optimiser batches."""
+        ckpt, best_metric = self.config.ckpt, self.config.eval.best_metric
+        due = bool(ckpt.save_steps) and step % ckpt.save_steps == 0
+        if best_metric and best_metric in metrics:
+            value = metrics[best_metric]
+            sign = 1 if self.config.eval.best_direction == "min" else -1
+            if self.best is None or sign * value < sign * self.best:
+                self.best = value
+                self.last_export = self.run.export(step, self.policy.export, "best")
+        if ckpt.save_hf and (due or last):
+            exported = self.run.export(step, self.policy.export, "last")
+            self.last_export = self.last_export if best_metric and self.best is not None else exported
+        if due or (last and ckpt.save_steps):
+            state = {"step": step, "loader": self.loader.state_dict(), "best": self.best}
+            self.run.save_checkpoint(step, state, self.policy.save_checkpoint)

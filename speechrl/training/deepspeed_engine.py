@@ -1,0 +1,108 @@
+"""The few lines that know DeepSpeed's quirks: set-up, one optimiser step over micro-batches, whole weights, checkpoints.
+
+Loss scale: DeepSpeed averages gradients over ranks, so a loss that is already divided by the global number of tokens
+is multiplied by the number of ranks before backward. Gradient accumulation is driven by hand (boundary on the last
+micro-batch), because the number of micro-batches differs from step to step.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from speechrl.config import Actor, Ds
+
+
+def join(rank: int, world_size: int, address: str, port: int, device: torch.device, timeout_s: float) -> None:
+    """Enter the process group of the policy ranks (NCCL on CUDA, gloo on the CPU)."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(world_size), MASTER_ADDR=address, MASTER_PORT=str(port))
+    if device.type == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    else:
+        torch.cuda.set_device(0)  # Ray shows each rank its own GPU only
+    import deepspeed
+
+    dist.init_process_group(
+        "gloo" if device.type == "cpu" else "nccl",
+        init_method=f"tcp://{address}:{port}",
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(seconds=timeout_s),
+    )
+    deepspeed.logger.setLevel("ERROR")
+    deepspeed.init_distributed(dist_init_required=False, verbose=False)
+
+
+def start(module: nn.Module, actor: Actor, ds: Ds) -> Any:
+    """Wrap a module's trainable parameters in a DeepSpeed engine with AdamW."""
+    import deepspeed
+
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(
+        trainable, lr=actor.adam.lr, betas=actor.adam.betas, eps=actor.adam.eps, weight_decay=actor.adam.weight_decay
+    )
+    config = {
+        "train_micro_batch_size_per_gpu": 1,  # bookkeeping only: batches are counted in tokens, by us
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": actor.max_norm,
+        "zero_optimization": {"stage": ds.zero_stage, "overlap_comm": False},
+        "bf16": {"enabled": ds.param_dtype == "bf16"},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 10**9,
+        "wall_clock_breakdown": False,
+    }
+    engine, *_ = deepspeed.initialize(model=module, model_parameters=trainable, optimizer=optimizer, config=config)
+    return engine
+
+
+def step(engine: Any, losses: Sequence[Callable[[], Tensor]], learning_rate: float) -> float:
+    """One optimiser step over micro-batches; returns the gradient's global L2 norm before clipping.
+
+    losses: one function per micro-batch that runs the forward pass and returns its share of the global loss. Every rank
+    must give equally many.
+    """
+    for index, loss in enumerate(losses):
+        engine.set_gradient_accumulation_boundary(index == len(losses) - 1)
+        engine.backward(loss() * dist.get_world_size())
+    for group in engine.optimizer.param_groups:
+        group["lr"] = learning_rate
+    norm = _plain_norm(engine) if engine.zero_optimization_stage() == 0 else None
+    engine.step()
+    return float(norm if norm is not None else engine.get_global_grad_norm())
+
+
+def _plain_norm(engine: Any) -> Tensor | None:
+    """Stage 0 in fp32 keeps no norm: the gradients are whole on every rank, so any rank can tell."""
+    if engine.bfloat16_enabled():
+        return None
+    grads = [parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None]
+    return torch.nn.utils.get_total_norm(grads)
+
+
+def whole_state(engine: Any, names: Callable[[str], bool] = lambda name: True, bucket_bytes: int = 1 << 28) -> dict[str, Tensor]:
+    """The module's weights on the CPU, gathered bucket by bucket under ZeRO-3. Collective: call it on every rank."""
+    module = engine.module
+    if engine.zero_optimization_stage() < 3:
+        return {name: value.detach().cpu().clone() for name, value in module.state_dict().items() if names(name)}
+    import deepspeed
+
+    state: dict[str, Tensor] = {}
+    named = [(name, parameter) for name, parameter in module.named_parameters(remove_duplicate=False) if names(name)]
+    bucket: list[tuple[str, nn.Parameter]] = []
+    size = 0
+    for index, (name, parameter) in enumerate(named):
+        bucket.append((name, parameter))
+        size += parameter.ds_numel * parameter.element_size()  # numel() is 0 while partitioned
+        if size >= bucket_bytes or index == len(named) - 1:
+            with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket]):
+                state.update({key: value.detach().cpu().clone() for key, value in bucket})
+            bucket, size = [], 0
+    buffers = {name: value.cpu().clone() for name, value in module.named_buffers() if name in module.state_dict()}
+    return state | {name: value for name, value in buffers.items() if names(name)}

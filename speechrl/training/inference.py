@@ -1,0 +1,174 @@
+"""A rank that holds a model without an optimiser: it encodes, samples and scores. The reference and evaluation use it;
+the policy rank builds on it.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from speechrl.config import Actor, Data
+from speechrl.models.families import Features
+from speechrl.models.load import encoder_digest, freeze, load_model
+from speechrl.models.policy import PolicyModule, disable_dropout
+from speechrl.models.prompts import Prepared, PromptBuilder
+from speechrl.rollout.engine import Sampling
+from speechrl.rollout.native import Completion, sample
+from speechrl.training.batch import collate, micro_batches, rows_of
+from speechrl.types import Group, Prompt, Rollout, TrainGroup, Utterance
+
+ENCODE_BATCH = 16  # utterances a forward pass of the encoder takes
+
+
+class InferenceRank:
+    """One model on one device.
+
+    model: folder. encoder_trains and num_ctc_units: see PolicyModule.
+    """
+
+    def __init__(
+        self,
+        actor: Actor,
+        data: Data,
+        dtype: str,
+        model: str = "",
+        encoder_trains: bool = False,
+        num_ctc_units: int = 0,
+    ):
+        self.device = pick_device(actor.device)
+        if self.device.type == "cpu":
+            torch.set_num_threads(actor.threads_per_rank)
+        quiet_libraries()
+        self.path = model or actor.model_name_or_path
+        self.loaded = load_model(self.path, dtype, actor.attn_implementation, actor.trust_remote_code)
+        self.loaded.model.to(self.device)
+        roles = [role for role in actor.freeze if not (role == "encoder" and encoder_trains)]
+        self.parameter_counts = freeze(self.loaded.model, self.loaded.family, roles)
+        self.builder = PromptBuilder(self.loaded, data.instruction, data.force_language)
+        self.module = PolicyModule(self.loaded, self.builder.banned_ids, encoder_trains, num_ctc_units)
+        self.family = self.loaded.family
+        self.weights_version = 0
+        self._encoded: dict[str, Tensor] = {}  # utterance id -> encoder output [A, D]
+        self.num_encoder_passes = 0
+
+    # --- encoding ---------------------------------------------------------------------------------------------------
+
+    def prepare(self, utterances: Sequence[Utterance]) -> list[Prepared]:
+        """Prompts and features. Raises ValueError naming the utterance that can't be prepared."""
+        return [self.builder.prepare(utterance) for utterance in utterances]
+
+    def encode(self, prepared: Sequence[Prepared]) -> dict[str, Tensor]:
+        """Encoder output [A, D] of each utterance: run once, kept until `forget`."""
+        if not self.family.has_audio:
+            return {}
+        missing = {p.prompt.utterance.id: p.features for p in prepared if p.prompt.utterance.id not in self._encoded}
+        order = sorted(missing, key=lambda key: missing[key].num_frames)  # type: ignore[union-attr]
+        for start in range(0, len(order), ENCODE_BATCH):
+            ids = order[start : start + ENCODE_BATCH]
+            features: list[Features] = [missing[key] for key in ids]  # type: ignore[misc]
+            self._encoded.update(zip(ids, self.module.encode(features), strict=True))
+            self.num_encoder_passes += len(ids)
+        return {p.prompt.utterance.id: self._encoded[p.prompt.utterance.id] for p in prepared}
+
+    def encoder_outputs(self, utterances: Sequence[Utterance]) -> dict[str, Tensor]:
+        """What `encode` kept, on the CPU, for ranks that hold the same frozen encoder."""
+        return {key: value.cpu() for key, value in self.encode(self.prepare(utterances)).items()}
+
+    def take_encoder_outputs(self, outputs: Mapping[str, Tensor]) -> None:
+        """Keep encoder outputs that another rank computed with the same weights."""
+        self._encoded.update({key: value.to(self.device) for key, value in outputs.items()})
+
+    def forget(self) -> None:
+        """Drop the kept encoder outputs."""
+        self._encoded.clear()
+
+    # --- sampling ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def sampling_module(self) -> Iterator[PolicyModule]:
+        """The module to sample with: whole weights, no hooks that need other ranks."""
+        yield self.module
+
+    def generate(self, utterances: Sequence[Utterance], sampling: Sampling) -> list[Group]:
+        """One group per utterance, in their order."""
+        prepared = self.prepare(utterances)
+        with self.sampling_module() as module:
+            encoded = self.encode(prepared)
+            # neighbours of like length are sampled together; the results go back into the order asked for
+            order = sorted(range(len(prepared)), key=lambda index: len(prepared[index].prompt.token_ids))
+            prompts = [prepared[index].prompt for index in order]
+            audio = [encoded[prompt.utterance.id] for prompt in prompts] if encoded else []
+            completions = sample(module, prompts, audio, sampling, self.builder.stop_ids, self.builder.pad_id)
+        groups = {
+            index: Group(prompt, tuple(self._rollout(prompt, completion) for completion in group))
+            for index, prompt, group in zip(order, prompts, completions, strict=True)
+        }
+        return [groups[index] for index in range(len(groups))]
+
+    def _rollout(self, prompt: Prompt, completion: Completion) -> Rollout:
+        raw, text, language = self.builder.decode(completion.token_ids, prompt.utterance)
+        return Rollout(
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            finish_reason=completion.finish_reason,
+            weights_version=self.weights_version,
+            raw_text=raw,
+            text=text,
+            language=language,
+        )
+
+    # --- log-probs --------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def logprobs(self, groups: Sequence[Group], temperature: float, micro_batch_size: int) -> list[list[list[float]]]:
+        """[P][G][T]: log-probs of every rollout's tokens under this rank's weights."""
+        rows = rows_of([TrainGroup(group, (0.0,) * len(group.rollouts)) for group in groups])
+        audio = self.encode(self.prepare([group.utterance for group in groups]))
+        values_of: dict[int, list[float]] = {}  # by the row's identity: micro-batches mix rows of several groups
+        for batch_rows in micro_batches(rows, micro_batch_size):
+            batch = collate(batch_rows, audio, self.builder.pad_id, self.device)
+            logprobs_BR, _, _ = self.module(batch, temperature)
+            for row, values in zip(batch_rows, logprobs_BR.tolist(), strict=True):
+                values_of[id(row)] = values[: len(row.response_ids)]
+        in_order = iter([values_of[id(row)] for row in rows])
+        return [[next(in_order) for _ in group.rollouts] for group in groups]
+
+    # --- facts ------------------------------------------------------------------------------------------------------
+
+    def describe(self) -> dict:
+        """Family, device, parameter counts by role and the encoder's digest."""
+        return {
+            "family": self.family.name,
+            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
+            "parameters": self.parameter_counts,
+            "encoder_digest": self.encoder_digest(),
+        }
+
+    def encoder_digest(self) -> str:
+        """SHA-256 of the encoder's weights; empty for text."""
+        return encoder_digest(self.module.encoder) if self.family.has_audio and self.module.encoder_is_frozen else ""
+
+
+def pick_device(device: str) -> torch.device:
+    """Raises ValueError when CUDA is asked for and there is none."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--actor.device cuda: torch sees no GPU; use --actor.device cpu")
+    return torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def quiet_libraries() -> None:
+    """Ranks print their own progress; the libraries' bars and notices would only repeat it once a rank."""
+    from transformers.utils import logging as hf_logging
+
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+__all__ = ["InferenceRank", "disable_dropout", "pick_device", "quiet_libraries"]

@@ -1,0 +1,349 @@
+"""The policy rank: what a Ray actor runs to sample, update, checkpoint and export with DeepSpeed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from speechrl.algorithms.gap import SUMS as GAP_SUMS
+from speechrl.algorithms.gap import finish as finish_gap
+from speechrl.algorithms.gap import logprob_gap
+from speechrl.algorithms.gap import merge as merge_gaps
+from speechrl.algorithms.kl import masked_kl
+from speechrl.algorithms.losses import NORMALISERS, POLICY_LOSSES
+from speechrl.config import Common, SftConfig, TrainConfig
+from speechrl.data.normalise import words
+from speechrl.models.families import Features
+from speechrl.models.export import write_folder
+from speechrl.models.load import load_model
+from speechrl.models.policy import CtcTarget, PolicyModule, disable_dropout
+from speechrl.training import deepspeed_engine
+from speechrl.training.batch import Row, collate, micro_batches, pad, rows_of
+from speechrl.training.inference import InferenceRank, pick_device
+from speechrl.types import TrainGroup, Utterance
+
+Audio = Mapping[str, Tensor | Features]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands among the policy ranks, and where they meet."""
+
+    rank: int
+    world_size: int
+    address: str
+    port: int
+
+
+class PolicyRank(InferenceRank):
+    """One data-parallel rank of the policy.
+
+    ctc_units: unit -> id (from 1) for the auxiliary CTC loss of SFT; none for reinforcement learning.
+    """
+
+    def __init__(self, config: Common, place: Place, ctc_units: dict[str, int] | None = None):
+        device = pick_device(config.actor.device)
+        deepspeed_engine.join(
+            place.rank, place.world_size, place.address, place.port, device, config.ds.comm_timeout_s
+        )
+        self.config, self.place = config, place
+        _seed_everything(config.train.seed)
+        super().__init__(
+            config.actor,
+            config.data,
+            config.ds.param_dtype,
+            encoder_trains="encoder" not in config.actor.freeze,
+            num_ctc_units=len(ctc_units or {}),
+        )
+        self.ctc_units = ctc_units or {}
+        if isinstance(config, TrainConfig):
+            disable_dropout(self.loaded.model)
+        if config.actor.gradient_checkpointing:
+            self.loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.engine: Any = deepspeed_engine.start(self.module, config.actor, config.ds)
+        self._replica: PolicyModule | None = None  # whole weights to sample with under ZeRO-3
+        self._replica_version = -1
+
+    # --- reinforcement learning -------------------------------------------------------------------------------------
+
+    def update(self, mini_batches: Sequence[Sequence[TrainGroup]], learning_rate: float) -> dict[str, float]:
+        """Optimiser steps on this rank's share of each mini-batch, --train.max_epochs times over.
+
+        Returns metrics, equal on every rank. Raises FloatingPointError on a gradient that is not finite, or 0 although
+        some rollout has an advantage.
+        """
+        config = self.config
+        assert isinstance(config, TrainConfig)
+        self.engine.train()
+        steps = [rows_of(groups) for groups in mini_batches]
+        audio = self._audio_of([item.group.utterance for groups in mini_batches for item in groups])
+        meter = Meter()
+        # with one step per rollout batch the policy that sampled is the one that trains: no extra pass
+        if len(steps) * config.train.max_epochs > 1:
+            steps = [self._with_old_logprobs(rows, audio, meter) for rows in steps]
+        norms = []
+        for _ in range(config.train.max_epochs):
+            for rows in steps:
+                norms.append(self._update_once(rows, audio, learning_rate, meter))
+        return _policy_metrics(meter.over_ranks(self.device)) | {
+            "train/grad_norm": float(np.mean(norms)),
+            "train/learning_rate": learning_rate,
+            "train/optimizer_steps": float(self.weights_version),
+        }
+
+    def _update_once(
+        self, rows: list[Row], audio: Audio, learning_rate: float, meter: Meter
+    ) -> float:
+        config = self.config
+        assert isinstance(config, TrainConfig)
+        trained = [row for row in rows if row.weight]
+        count = Meter()
+        count.add(tokens=sum(len(row.response_ids) for row in trained), rows=len(trained))
+        count.add(signal=sum(abs(row.advantage) for row in trained))
+        totals = count.over_ranks(self.device)
+        losses = [
+            partial(self._policy_loss, batch_rows, audio, totals, meter)
+            for batch_rows in self._in_step(rows, config.train.micro_batch_size)
+        ]
+        norm = deepspeed_engine.step(self.engine, losses, learning_rate)
+        if not np.isfinite(norm):
+            raise FloatingPointError(f"the gradient norm is {norm} at optimiser step {self.weights_version}")
+        if norm == 0.0 and totals["signal"]:
+            raise FloatingPointError("the gradient is exactly 0 although advantages are not: the loss reaches no weight")
+        self.weights_version += 1
+        return norm
+
+    def _policy_loss(
+        self, rows: list[Row], audio: Audio, totals: dict[str, float], meter: Meter
+    ) -> Tensor:
+        """This micro-batch's share of the global loss."""
+        config = self.config
+        assert isinstance(config, TrainConfig)
+        algo, clip = config.algo, config.actor.eps_clip_low_high
+        batch = collate(rows, audio, self.builder.pad_id, self.device)
+        logprobs_BR, entropy_BR, _ = self.engine(batch, config.rollout.temperature, with_entropy=True)
+        trained_B = torch.tensor([row.weight > 0 for row in rows], device=self.device)
+        mask_BR = batch.mask_BR & trained_B[:, None]
+        advantages_B = torch.tensor([row.advantage for row in rows], device=self.device)
+        first_step = not rows[0].old_logprobs
+        old_BR = logprobs_BR.detach() if first_step else _stacked([row.old_logprobs for row in rows], logprobs_BR)
+        policy = POLICY_LOSSES[algo.policy_loss](logprobs_BR, old_BR, advantages_B, mask_BR, *clip)
+        loss_BR = policy.loss_BT
+        if rows[0].ref_logprobs:
+            ref_BR = _stacked([row.ref_logprobs for row in rows], logprobs_BR)
+            kl_BR = masked_kl(algo.kl.estimator, logprobs_BR, ref_BR, mask_BR)
+            if algo.kl.use_loss:
+                loss_BR = loss_BR + algo.kl.init_coef * kl_BR
+            meter.add(kl=float(kl_BR.detach().sum()))
+        length = float(algo.constant_length or config.rollout.max_new_tokens)
+        weight_BR = NORMALISERS[algo.loss_normalization](mask_BR, totals["tokens"], totals["rows"], length)
+        loss = (loss_BR * weight_BR).sum()
+        if first_step:
+            meter.add_gap(logprobs_BR.detach(), rows, mask_BR)
+        meter.add(
+            loss=float(loss.detach()),
+            tokens=float(policy.num_tokens),
+            clipped=float(policy.clipped_sum),
+            ratio=float(policy.ratio_sum),
+            entropy=float((entropy_BR * mask_BR).sum()),
+            slots=float(batch.ids_BT.numel()),
+            filled=float(sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)),
+        )
+        return loss
+
+    @torch.no_grad()
+    def _with_old_logprobs(self, rows: list[Row], audio: Audio, meter: Meter) -> list[Row]:
+        """The rows with the log-probs of the policy before its first step on this batch."""
+        config = self.config
+        assert isinstance(config, TrainConfig)
+        done = []
+        for batch_rows in self._in_step(rows, config.train.micro_batch_size):
+            batch = collate(batch_rows, audio, self.builder.pad_id, self.device)
+            logprobs_BR, _, _ = self.engine(batch, config.rollout.temperature)
+            if not batch_rows[0].weight:
+                continue  # only kept the ranks in step
+            meter.add_gap(logprobs_BR, batch_rows, batch.mask_BR)
+            done += [
+                replace(row, old_logprobs=tuple(values[: len(row.response_ids)]))
+                for row, values in zip(batch_rows, logprobs_BR.tolist(), strict=True)
+            ]
+        return done or [replace(rows[0], old_logprobs=(0.0,) * len(rows[0].response_ids))]
+
+    # --- supervised fine-tuning -------------------------------------------------------------------------------------
+
+    def sft_update(
+        self, utterances: Sequence[Utterance], learning_rate: float, ctc_only: bool = False
+    ) -> dict[str, float]:
+        """One optimiser step of teacher forcing on this rank's utterances: mean over all ranks' label tokens of
+        -log p, plus --sft.ctc_weight times the mean over utterances of the CTC loss per unit. Returns metrics.
+        """
+        config = self.config
+        assert isinstance(config, SftConfig)
+        self.engine.train()
+        rows = self._label_rows(utterances)
+        audio = self._audio_of(utterances)
+        by_id = {utterance.id: utterance for utterance in utterances}
+        meter, count = Meter(), Meter()
+        count.add(tokens=sum(len(row.response_ids) for row in rows))
+        count.add(units=sum(len(self._units(utterance)) for utterance in utterances))
+        totals = count.over_ranks(self.device)
+
+        def loss_of(batch_rows: list[Row]) -> Tensor:
+            batch = collate(batch_rows, audio, self.builder.pad_id, self.device)
+            ids = dict.fromkeys(row.utterance_id for row in batch_rows)
+            target = CtcTarget(tuple(self._units(by_id[key]) for key in ids)) if self.ctc_units else None
+            logprobs_BR, _, ctc_sum = self.engine(batch, ctc=target)
+            weights_B1 = torch.tensor([row.weight for row in batch_rows], device=self.device)[:, None]
+            nll_sum = -(logprobs_BR * batch.mask_BR * weights_B1).sum()
+            real = float(any(row.weight for row in batch_rows))
+            meter.add(nll=float(nll_sum.detach()), ctc=float(ctc_sum.detach()) * real)
+            nll = nll_sum / totals["tokens"] * (0.0 if ctc_only else 1.0)
+            return nll + real * config.sft.ctc_weight * ctc_sum / max(totals["units"], 1.0)
+
+        losses = [partial(loss_of, batch) for batch in self._in_step(rows, config.train.micro_batch_size)]
+        norm = deepspeed_engine.step(self.engine, losses, learning_rate)
+        if not np.isfinite(norm) or norm == 0.0:
+            raise FloatingPointError(f"the gradient norm is {norm} at optimiser step {self.weights_version}")
+        self.weights_version += 1
+        sums = meter.over_ranks(self.device)
+        metrics = {
+            "train/loss": sums["nll"] / totals["tokens"],
+            "train/tokens": totals["tokens"],
+            "train/grad_norm": norm,
+            "train/learning_rate": learning_rate,
+        }
+        return metrics | ({"train/ctc_loss": sums["ctc"] / max(totals["units"], 1.0)} if self.ctc_units else {})
+
+    def _label_rows(self, utterances: Sequence[Utterance]) -> list[Row]:
+        config = self.config
+        assert isinstance(config, SftConfig)
+        return [
+            Row(utterance.id, prepared.prompt.token_ids, self.builder.label_ids(utterance, config.sft.label_language))
+            for utterance, prepared in zip(utterances, self.prepare(utterances), strict=True)
+        ]
+
+    def _units(self, utterance: Utterance) -> tuple[int, ...]:
+        return tuple(self.ctc_units[unit] for unit in words(utterance.text)) if self.ctc_units else ()
+
+    # --- shared by both ---------------------------------------------------------------------------------------------
+
+    def _audio_of(self, utterances: Sequence[Utterance]) -> Audio:
+        """What stands for each utterance's audio in a batch: its encoder output, or its features if the encoder trains."""
+        prepared = self.prepare(utterances)
+        if self.module.encoder_is_frozen or not self.family.has_audio:
+            return dict(self.encode(prepared))
+        return {item.prompt.utterance.id: item.features for item in prepared if item.features is not None}
+
+    def _in_step(self, rows: list[Row], size: int) -> list[list[Row]]:
+        """Micro-batches, as many on every rank: a rank with fewer repeats a row that counts nothing."""
+        batches = micro_batches(rows, size)
+        most = torch.tensor(len(batches), device=self.device)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        idle = [replace(rows[0], weight=0.0, advantage=0.0)]
+        return batches + [idle] * (int(most) - len(batches))
+
+    @contextmanager
+    def sampling_module(self) -> Iterator[PolicyModule]:
+        """The trained module itself, or under ZeRO-3 a replica with whole weights, brought up to date first."""
+        self.module.eval()
+        if self.engine.zero_optimization_stage() < 3:
+            yield self.module
+            return
+        if self._replica is None:
+            config = self.config
+            loaded = load_model(self.path, config.ds.param_dtype, config.actor.attn_implementation)
+            loaded.model.to(self.device)
+            encoder_trains = not self.module.encoder_is_frozen
+            self._replica = PolicyModule(loaded, self.builder.banned_ids, encoder_trains).eval()
+        if self._replica_version != self.weights_version:
+            state = deepspeed_engine.whole_state(self.engine, lambda name: not name.startswith("ctc_head."))
+            self._replica.load_state_dict(state)
+            self._replica_version = self.weights_version
+        yield self._replica
+
+    # --- saving -----------------------------------------------------------------------------------------------------
+
+    def export(self, out: str) -> None:
+        """Write a Hugging Face folder (rank 0; the others help to gather). Raises ExportError if it reads back unequal."""
+        state = deepspeed_engine.whole_state(self.engine, lambda name: name.startswith("model."))
+        if self.place.rank == 0:
+            whole = {name.removeprefix("model."): value for name, value in state.items()}
+            write_folder(self.loaded.model, self.loaded.processor, whole | self.module.frozen_state(), out)
+        dist.barrier()
+
+    def save_checkpoint(self, folder: str) -> None:
+        """Weights, optimiser state and random streams of all ranks into `folder`."""
+        torch_state = {"torch": torch.get_rng_state(), "weights_version": self.weights_version}
+        self.engine.save_checkpoint(folder, tag="deepspeed", client_state=torch_state)
+
+    def load_checkpoint(self, folder: str) -> None:
+        """What `save_checkpoint` wrote. Raises ValueError if there is nothing to load."""
+        path, client = self.engine.load_checkpoint(folder, tag="deepspeed")
+        if path is None:
+            raise ValueError(f"--ckpt.resume: {folder} holds no DeepSpeed checkpoint")
+        torch.set_rng_state(client["torch"])
+        self.weights_version = client["weights_version"]
+
+
+class Meter:
+    """Sums and maxima of one update, added over micro-batches, then over ranks."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = {}
+        self.gaps: list[dict[str, float]] = []
+
+    def add(self, **values: float) -> None:
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def add_gap(self, trainer_BR: Tensor, rows: Sequence[Row], mask_BR: Tensor) -> None:
+        if rows[0].sampler_logprobs:
+            sampler_BR = _stacked([row.sampler_logprobs for row in rows], trainer_BR)
+            self.gaps.append(logprob_gap(trainer_BR, sampler_BR, mask_BR))
+
+    def over_ranks(self, device: torch.device) -> dict[str, float]:
+        """All sums added over ranks, with the gap's finished metrics."""
+        gap = merge_gaps(self.gaps)
+        values = torch.tensor([*self.sums.values(), *(gap[name] for name in GAP_SUMS)], dtype=torch.float64, device=device)
+        largest = torch.tensor(gap["abs_max"], dtype=torch.float64, device=device)
+        dist.all_reduce(values)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        numbers = values.tolist()
+        sums = dict(zip(self.sums, numbers, strict=False))
+        gap = dict(zip(GAP_SUMS, numbers[len(sums) :], strict=True)) | {"abs_max": float(largest)}
+        return sums | finish_gap(gap)
+
+
+def _policy_metrics(sums: dict[str, float]) -> dict[str, float]:
+    tokens = max(sums["tokens"], 1.0)
+    metrics = {
+        "train/loss": sums["loss"],
+        "train/tokens": sums["tokens"],
+        "train/entropy_nats": sums["entropy"] / tokens,
+        "train/clip_fraction": sums["clipped"] / tokens,
+        "train/ratio_mean": sums["ratio"] / tokens,
+        "train/padding_share": 1.0 - sums["filled"] / max(sums["slots"], 1.0),
+    }
+    if "kl" in sums:
+        metrics["train/kl_nats"] = sums["kl"] / tokens
+    return metrics | {name: value for name, value in sums.items() if name.startswith("gap/")}
+
+
+def _stacked(rows: Sequence[Sequence[float]], like_BR: Tensor) -> Tensor:
+    """[B, R] with each row's values at its start and 0 behind."""
+    return pad(rows, 0.0, torch.float32).to(like_BR.device)
+
+
+def _seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -1,0 +1,87 @@
+"""The folder of a run: config, checkpoints, exports. Everything is written beside and renamed.
+
+    config.yaml  metrics.jsonl  samples.jsonl  tensorboard/
+    checkpoints/step_N/{deepspeed/, state.json}      hf/step_N/  hf/last -> step_N  hf/best -> step_M
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from speechrl.config import Ckpt, Common, dump
+
+
+class RunFolder:
+    """Paths and clean-up of one run.
+
+    Raises ValueError when the folder already holds a run and neither --ckpt.resume nor --ckpt.overwrite is given, or
+    when there is nothing to resume.
+    """
+
+    def __init__(self, config: Common):
+        self.options: Ckpt = config.ckpt
+        self.path = Path(config.ckpt.output_dir)
+        used = (self.path / "config.yaml").exists()
+        if used and config.ckpt.overwrite and not config.ckpt.resume:
+            for name in ("checkpoints", "hf", "tensorboard"):
+                shutil.rmtree(self.path / name, ignore_errors=True)
+            for name in ("metrics.jsonl", "samples.jsonl", "summary.json"):
+                (self.path / name).unlink(missing_ok=True)
+        elif used and not config.ckpt.resume:
+            raise ValueError(f"--ckpt.output_dir {self.path} already holds a run: add --ckpt.resume or --ckpt.overwrite")
+        self.path.mkdir(parents=True, exist_ok=True)
+        dump(config, self.path / "config.yaml")
+
+    def newest_checkpoint(self) -> tuple[Path, dict[str, Any]] | None:
+        """(folder, driver state) of the newest whole checkpoint, or None where there is none."""
+        folder = newest_step(self.path / "checkpoints")
+        return None if folder is None else (folder, json.loads((folder / "state.json").read_text()))
+
+    def save_checkpoint(self, step: int, state: dict[str, Any], write: Callable[[str], None]) -> None:
+        """Write one checkpoint through `write(folder)`, then forget the oldest beyond --ckpt.max_num."""
+        final = self.path / "checkpoints" / f"step_{step}"
+        partial = final.with_name(final.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        write(str(partial.resolve()))
+        (partial / "state.json").write_text(json.dumps(state))
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        _keep_newest(final.parent, self.options.max_num, keep=())
+
+    def export(self, step: int, write: Callable[[str], None], link: str) -> Path:
+        """Write hf/step_N through `write(folder)` unless it is there, and point hf/`link` at it."""
+        final = self.path / "hf" / f"step_{step}"
+        final.parent.mkdir(parents=True, exist_ok=True)
+        if not final.exists():
+            write(str(final.resolve()))
+        pointer = final.parent / link
+        fresh = final.parent / f".{link}.new"
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(final.name)
+        os.replace(fresh, pointer)
+        kept = [(final.parent / name).resolve() for name in ("last", "best") if (final.parent / name).exists()]
+        _keep_newest(final.parent, self.options.max_num, keep=kept)
+        return final
+
+
+def newest_step(folder: Path) -> Path | None:
+    """The step_N folder with the largest N, or None."""
+    steps = _steps(folder)
+    return steps[-1] if steps else None
+
+
+def _steps(folder: Path) -> list[Path]:
+    found = [path for path in folder.glob("step_*") if path.name.removeprefix("step_").isdigit()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def _keep_newest(folder: Path, number: int, keep: list[Path] | tuple[()]) -> None:
+    for path in _steps(folder)[:-number]:
+        if path.resolve() not in keep:
+            shutil.rmtree(path)

@@ -1,0 +1,111 @@
+"""The records that pass between the stages of a run. Nothing here computes, imports torch or knows a model.
+
+    Utterance -> Prompt -> Rollout (G of them make a Group) -> Scores -> advantages -> an update
+
+Shapes in this project: B rows, T tokens, P prompts, G samples of one prompt, V vocabulary, F mel frames, M mel bins,
+A audio tokens of one utterance, D encoder width. Durations are seconds, lengths are samples or tokens, as named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class AudioRef:
+    """Where one recording lies: a sound file, or row `row` of a `datasets` dataset saved to disk at `path`."""
+
+    path: str
+    row: int | None = None
+
+    def __str__(self) -> str:
+        return self.path if self.row is None else f"{self.path}[{self.row}]"
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """One line of a manifest. `audio` is None for text tasks, whose input is `prompt`.
+
+    `text` is the reference (the label of a reward); `prompt` is an extra text for the model: the whole input of a text
+    task, the instruction or context of an audio one. `where` is "file:line", for messages.
+    """
+
+    id: str
+    text: str
+    audio: AudioRef | None = None
+    prompt: str | None = None
+    language: str | None = None
+    keywords: tuple[str, ...] = ()
+    duration_s: float | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the model is given. `token_ids` holds one placeholder id per audio token (`num_audio_tokens` of them)."""
+
+    utterance: Utterance
+    token_ids: tuple[int, ...]
+    text: str
+    num_audio_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One sampled completion.
+
+    token_ids: as sampled, the stop token included when finish_reason is "stop".
+    logprobs: natural log, one per token, of the distribution that was sampled from (so after the temperature).
+    raw_text: the completion decoded with its tags; text: the transcript alone; language: what the model said it heard.
+    weights_version: number of optimiser steps behind the weights that sampled it.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    weights_version: int
+    raw_text: str
+    text: str
+    language: str | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The G rollouts of one prompt. A group is complete or it is not used."""
+
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def utterance(self) -> Utterance:
+        return self.prompt.utterance
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a reward says of one group's rollouts, in their order.
+
+    rewards: a float each, or None where the reward does not apply to the rollout.
+    parts: named components of the reward, each G long; None abstains.
+    """
+
+    rewards: tuple[float | None, ...]
+    parts: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainGroup:
+    """A group with the advantage of each rollout: what an update consumes.
+
+    advantages: one per rollout, spread over its tokens by the loss; None leaves the rollout out (its reward abstained).
+    ref_logprobs: [G][T] log-probs of the reference policy, empty when no KL is asked for.
+    """
+
+    group: Group
+    advantages: tuple[float | None, ...]
+    ref_logprobs: tuple[tuple[float, ...], ...] = ()
