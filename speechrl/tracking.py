@@ -166,7 +166,7 @@ class Tracker:
     def _open_writer(self, purge_step: int | None) -> None:
         if self._writer is None and self._writer_class is not None:
             self._writer = self._writer_class(
-                str(self.output_dir / "tensorboard"), purge_step=None, flush_secs=30
+                str(self.output_dir / "tensorboard"), purge_step=purge_step, flush_secs=30
             )  # fmt: skip
             if self._run_config:
                 text = json.dumps(self._run_config, indent=2, ensure_ascii=False, default=str)
@@ -183,7 +183,7 @@ def _summary_writer_class() -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ValueError(
-            "TensorBoard is not installed: install `tensorboard`, or give --tracking.no-tensorboard"
+            "TensorBoard is not installed: install `tensorboard`, or give --tracking.no_tensorboard"
         ) from error
     return SummaryWriter
 

@@ -89,7 +89,7 @@ def test_rewind_of_a_new_folder_does_nothing(tmp_path):
 def test_progress_line(tmp_path):
     clock = Clock()
     tracker = make(tmp_path, clock)
-    metrics = {"reward/mean": 0.81234, "rollout/cer": 0.05, "policy/kl_nats": 0.00123, "rollout/tokens_per_s": 12345.6}
+    metrics = {"reward/mean": 0.81234, "rollout/cer": 0.05, "train/kl_nats": 0.00123, "rollout/tokens_per_s": 12345.6}
     first = tracker.progress_line(10, {**metrics, "train/loss": -0.1, "time/step_s": 2.0})
     # 90 steps of 2 s are 180 s
     assert first == "step 10/100  reward 0.8123  CER 0.0500  KL 0.00123  tokens/s 12,346  3m00s left"
@@ -146,7 +146,7 @@ def test_backends_that_are_not_installed_name_their_flag(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"--tracking.wandb_project is 'speech'.*install `wandb`"):
         make(tmp_path, wandb_project="speech")
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ValueError, match=r"--tracking.no-tensorboard"):
+    with pytest.raises(ValueError, match=r"--tracking.no_tensorboard"):
         make(tmp_path, tensorboard=True)
 
 

@@ -34,7 +34,7 @@ class MixedLoader:
             if 0 in counts:
                 raise ValueError(f"--data.probabilities {tuple(shares)}: a share of {flag} {batch_size} rounds to 0 utterances")
         self._loaders = [
-            UtteranceLoader(source, count, seed + index, shuffle, batch_size_flag=flag)
+            UtteranceLoader(source, count, seed + index, shuffle)
             for index, (source, count) in enumerate(zip(sources, counts, strict=True))
         ]
 

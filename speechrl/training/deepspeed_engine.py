@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ def join(rank: int, world_size: int, address: str, port: int, device: torch.devi
         timeout=datetime.timedelta(seconds=timeout_s),
     )
     deepspeed.logger.setLevel("ERROR")
+    # DeepSpeed would compile a shared-memory all-reduce for a minute on first use; gloo needs no compiler
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_init_required=False, verbose=False)
 
 
@@ -86,23 +89,44 @@ def _plain_norm(engine: Any) -> Tensor | None:
     return torch.nn.utils.get_total_norm(grads)
 
 
-def whole_state(engine: Any, names: Callable[[str], bool] = lambda name: True, bucket_bytes: int = 1 << 28) -> dict[str, Tensor]:
-    """The module's weights on the CPU, gathered bucket by bucket under ZeRO-3. Collective: call it on every rank."""
+def whole_state(
+    engine: Any, names: Callable[[str], bool] = lambda name: True, bucket_bytes: int = 1 << 28
+) -> dict[str, Tensor]:
+    """The module's weights on the CPU, gathered bucket by bucket under ZeRO-3. Collective: call it on every rank.
+
+    Tied weights stay one tensor under two names, so that writers can tell.
+    """
     module = engine.module
-    if engine.zero_optimization_stage() < 3:
-        return {name: value.detach().cpu().clone() for name, value in module.state_dict().items() if names(name)}
+    copies: dict[int, Tensor] = {}  # by the identity of the parameter
+    tensors = dict(module.named_parameters(remove_duplicate=False))
+    wanted = {name: tensors.get(name, value) for name, value in module.state_dict(keep_vars=True).items() if names(name)}
+    unique = list({id(value): value for value in wanted.values()}.values())
+    for bucket in _buckets(unique, bucket_bytes):
+        with _gathered(bucket):
+            copies.update({id(value): value.detach().cpu().clone() for value in bucket})
+    return {name: copies[id(value)] for name, value in wanted.items()}
+
+
+def _buckets(tensors: Sequence[Tensor], bucket_bytes: int) -> Iterator[list[Tensor]]:
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        bucket.append(tensor)
+        size += getattr(tensor, "ds_numel", tensor.numel()) * tensor.element_size()  # numel() is 0 while partitioned
+        if size >= bucket_bytes:
+            yield bucket
+            bucket, size = [], 0
+    if bucket:
+        yield bucket
+
+
+@contextmanager
+def _gathered(tensors: Sequence[Tensor]) -> Iterator[None]:
+    partitioned = [tensor for tensor in tensors if hasattr(tensor, "ds_id")]
+    if not partitioned:
+        yield
+        return
     import deepspeed
 
-    state: dict[str, Tensor] = {}
-    named = [(name, parameter) for name, parameter in module.named_parameters(remove_duplicate=False) if names(name)]
-    bucket: list[tuple[str, nn.Parameter]] = []
-    size = 0
-    for index, (name, parameter) in enumerate(named):
-        bucket.append((name, parameter))
-        size += parameter.ds_numel * parameter.element_size()  # numel() is 0 while partitioned
-        if size >= bucket_bytes or index == len(named) - 1:
-            with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket]):
-                state.update({key: value.detach().cpu().clone() for key, value in bucket})
-            bucket, size = [], 0
-    buffers = {name: value.cpu().clone() for name, value in module.named_buffers() if name in module.state_dict()}
-    return state | {name: value for name, value in buffers.items() if names(name)}
+    with deepspeed.zero.GatheredParameters(partitioned):
+        yield

@@ -94,7 +94,7 @@ class PolicyRank(InferenceRank):
         for _ in range(config.train.max_epochs):
             for rows in steps:
                 norms.append(self._update_once(rows, audio, learning_rate, meter))
-        return _policy_metrics(meter.over_ranks(self.device)) | {
+        return _policy_metrics(meter.over_ranks(self.device), num_steps=len(norms)) | {
             "train/grad_norm": float(np.mean(norms)),
             "train/learning_rate": learning_rate,
             "train/optimizer_steps": float(self.weights_version),
@@ -323,10 +323,11 @@ class Meter:
         return sums | finish_gap(gap)
 
 
-def _policy_metrics(sums: dict[str, float]) -> dict[str, float]:
+def _policy_metrics(sums: dict[str, float], num_steps: int) -> dict[str, float]:
+    """Means per token or per optimiser step of one update's sums."""
     tokens = max(sums["tokens"], 1.0)
     metrics = {
-        "train/loss": sums["loss"],
+        "train/loss": sums["loss"] / num_steps,
         "train/tokens": sums["tokens"],
         "train/entropy_nats": sums["entropy"] / tokens,
         "train/clip_fraction": sums["clipped"] / tokens,

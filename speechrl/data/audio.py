@@ -1,0 +1,117 @@
+"""Sound files -> mono float32 at one rate. wav, flac, ogg (vorbis, opus) and mp3 through libsndfile."""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+import soxr
+
+from speechrl.types import AudioRef
+
+LARGEST_SAMPLE = 4.0  # decoders overshoot 1 a little; beyond this the file was never scaled to [-1, 1]
+
+
+class AudioError(ValueError):
+    """Audio that can't be used. The message names the file."""
+
+
+def samples_of(duration_s: float, rate_hz: int) -> int:
+    """Samples in `duration_s` seconds, half rounded up: the one conversion (truncation would lose a sample)."""
+    return math.floor(duration_s * rate_hz + 0.5)
+
+
+def load_audio(ref: AudioRef, rate_hz: int = 16000, where: str = "") -> np.ndarray:
+    """float32 [N samples] in [-1, 1] at `rate_hz`: channels averaged, any source rate resampled.
+
+    where: file:line of the manifest, for messages. Raises AudioError naming the file when it is missing, unreadable,
+    cut short, empty, not finite or not scaled to [-1, 1].
+    """
+    with _open(ref, where) as sound:
+        try:
+            samples_NC = sound.read(dtype="float32", always_2d=True)
+        except soundfile.SoundFileError as error:
+            raise AudioError(f"{_name(ref, where)}: can't be decoded ({error})") from error
+        if sound.format != "MP3" and len(samples_NC) < sound.frames:  # an mp3 header only estimates
+            raise AudioError(f"{_name(ref, where)}: cut short, {len(samples_NC)} of {sound.frames} samples are there")
+        source_hz = sound.samplerate
+    if len(samples_NC) == 0:
+        raise AudioError(f"{_name(ref, where)}: no samples (zero length)")
+    samples = samples_NC.mean(axis=1)
+    if not np.isfinite(samples).all():
+        raise AudioError(f"{_name(ref, where)}: {(~np.isfinite(samples)).sum()} samples are NaN or infinite")
+    peak = float(np.abs(samples).max())
+    if peak > LARGEST_SAMPLE:
+        raise AudioError(f"{_name(ref, where)}: samples up to {peak:g}; a float file must be scaled to [-1, 1]")
+    if source_hz != rate_hz:
+        samples = soxr.resample(samples, source_hz, rate_hz)
+        if len(samples) == 0:
+            raise AudioError(f"{_name(ref, where)}: shorter than one sample at {rate_hz} Hz")
+    return np.clip(samples, -1.0, 1.0).astype(np.float32, copy=False)
+
+
+def duration_s_of(ref: AudioRef, where: str = "") -> float:
+    """Seconds according to the header; nothing is decoded. Raises AudioError when the header can't be read."""
+    with _open(ref, where) as sound:
+        return sound.frames / sound.samplerate
+
+
+def write_wav(path: str | Path, samples: np.ndarray, rate_hz: int) -> None:
+    """Write mono samples in [-1, 1] as 16-bit PCM; a path that ends in .flac is written as FLAC, losslessly smaller.
+
+    Raises AudioError when the samples are not one channel, not finite or beyond [-1, 1], where they would clip.
+    """
+    if samples.ndim != 1 or len(samples) == 0:
+        raise AudioError(f"{path}: samples of shape {samples.shape}; one channel [N] with N > 0 is needed")
+    if not np.isfinite(samples).all() or np.abs(samples).max() > 1.0:
+        raise AudioError(f"{path}: samples must be finite and within [-1, 1]")
+    kind = "FLAC" if str(path).endswith(".flac") else "WAV"
+    soundfile.write(str(path), samples, rate_hz, subtype="PCM_16", format=kind)
+
+
+def _name(ref: AudioRef, where: str) -> str:
+    return f"{where}: {ref}" if where else str(ref)
+
+
+def _open(ref: AudioRef, where: str) -> soundfile.SoundFile:
+    source = _row_source(ref, where) if ref.row is not None else ref.path
+    if isinstance(source, str) and not os.path.isfile(source):
+        what = "is a folder" if os.path.isdir(source) else "no such file"
+        raise AudioError(
+            f"{_name(ref, where)}: {what}; `audio` is a file, relative to the manifest's folder or absolute"
+        )
+    try:
+        return soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else source)
+    except (soundfile.SoundFileError, OSError, TypeError) as error:  # TypeError: headerless formats ask for a rate
+        raise AudioError(
+            f"{_name(ref, where)}: can't be read as audio ({error}); wav, flac, ogg, opus and mp3 are, others need "
+            "`ffmpeg -i FILE -ac 1 -ar 16000 FILE.flac`"
+        ) from error
+
+
+def _row_source(ref: AudioRef, where: str) -> bytes | str:
+    """The bytes of a dataset's row, or the path that the row holds."""
+    dataset = _audio_column(ref.path)
+    if not 0 <= (ref.row or 0) < len(dataset):
+        raise AudioError(f"{_name(ref, where)}: the dataset has {len(dataset)} rows")
+    audio = dataset[ref.row]["audio"]
+    if audio is None or not (audio["bytes"] or audio["path"]):
+        raise AudioError(f"{_name(ref, where)}: the row has no audio")
+    return audio["bytes"] or os.path.join(ref.path, audio["path"])
+
+
+@functools.lru_cache(maxsize=16)
+def _audio_column(path: str) -> Any:
+    import datasets  # takes a second to import; most manifests are JSONL
+
+    try:
+        dataset = datasets.load_from_disk(path).select_columns("audio")
+    except (FileNotFoundError, ValueError) as error:
+        raise AudioError(f"{path}: no dataset with an `audio` column ({error})") from error
+    return dataset.cast_column("audio", datasets.Audio(decode=False))

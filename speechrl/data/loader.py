@@ -1,0 +1,103 @@
+"""Full batches of utterances, epoch after epoch; a resumed loader gives what an uninterrupted one would have given."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from speechrl.types import Utterance
+
+
+class UtteranceLoader:
+    """Batch `b` is a pure function of (utterances, batch_size, seed, shuffle, b), so that its number is all its state.
+
+    An epoch is ceil(N / batch_size) batches and holds every utterance. Its last batch is filled from the head of the
+    next epoch's order, without what it holds already: every batch is full and no utterance stands twice in one.
+    """
+
+    def __init__(
+        self,
+        utterances: Sequence[Utterance],
+        batch_size: int,
+        seed: int,
+        shuffle: bool = True,
+        batch_size_flag: str = "--rollout.batch_size",
+    ):
+        """Raises ValueError naming the flag when a batch asks for more utterances than there are.
+
+        seed: at least 0; another seed gives other epoch orders. batch_size_flag: what messages call the batch size.
+        """
+        if not 1 <= batch_size <= len(utterances):
+            raise ValueError(
+                f"{batch_size_flag} is {batch_size}, the data has {len(utterances)} utterances: a batch holds between "
+                "1 and all of them"
+            )
+        if seed < 0:
+            raise ValueError(f"--train.seed is {seed}; it must be at least 0")
+        self._utterances = list(utterances)
+        self._batch_size, self._seed, self._shuffle = batch_size, seed, shuffle
+        self._flag = batch_size_flag
+        self._num_batches = 0  # given so far
+        self.fingerprint = _fingerprint(self._utterances)
+
+    @property
+    def num_batches_per_epoch(self) -> int:
+        return -(-len(self._utterances) // self._batch_size)
+
+    @property
+    def epoch(self) -> float:
+        """Epochs given so far, with their fraction."""
+        return self._num_batches / self.num_batches_per_epoch
+
+    def next_batch(self) -> list[Utterance]:
+        """The next `batch_size` utterances, all different."""
+        epoch, batch = divmod(self._num_batches, self.num_batches_per_epoch)
+        start = batch * self._batch_size
+        chosen = self._order(epoch)[start : start + self._batch_size]
+        if len(chosen) < self._batch_size:
+            held = set(chosen)
+            fill = (index for index in self._order(epoch + 1) if index not in held)
+            chosen += [next(fill) for _ in range(self._batch_size - len(chosen))]
+        self._num_batches += 1
+        return [self._utterances[index] for index in chosen]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs, as plain numbers and strings."""
+        return {"num_batches": self._num_batches, "fingerprint": self.fingerprint} | self._settings()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after the batches given before `state` was taken.
+
+        Raises ValueError when the utterances, the batch size, the seed or the shuffling are not those of `state`, for
+        then the batches would not be those of an uninterrupted run.
+        """
+        if state["fingerprint"] != self.fingerprint:
+            raise ValueError(
+                f"--ckpt.resume: the data changed: its fingerprint was {state['fingerprint']} at the checkpoint and is "
+                f"{self.fingerprint} now; resume with the same --data.* flags and unchanged manifests"
+            )
+        for flag, value in self._settings().items():
+            if state[flag] != value:
+                name = self._flag if flag == "batch_size" else f"--{flag}"
+                raise ValueError(f"--ckpt.resume: {name} was {state[flag]} at the checkpoint and is {value} now")
+        self._num_batches = state["num_batches"]
+
+    def _settings(self) -> dict[str, Any]:
+        return {"batch_size": self._batch_size, "train.seed": self._seed, "data.shuffle": self._shuffle}
+
+    def _order(self, epoch: int) -> list[int]:
+        if not self._shuffle:
+            return list(range(len(self._utterances)))
+        return np.random.default_rng([self._seed, epoch]).permutation(len(self._utterances)).tolist()
+
+
+def _fingerprint(utterances: Sequence[Utterance]) -> str:
+    """Number and hash of the utterances' ids and texts, in their order. Paths don't count: a corpus may be moved."""
+    digest = hashlib.sha256()
+    for utterance in utterances:
+        for part in (utterance.id, utterance.text, utterance.prompt or ""):
+            digest.update(f"{len(part)}:{part}".encode())  # lengths keep ("ab", "c") and ("a", "bc") apart
+    return f"{len(utterances)}-{digest.hexdigest()[:16]}"

@@ -1,0 +1,169 @@
+"""Manifests: a JSONL file or a `datasets` folder -> utterances.
+
+One JSON object a line: `text` (required; "" for silence), `audio` (relative to the manifest's folder, or absolute),
+`id`, `prompt`, `language`, `keywords` (list of words), `duration_s` (seconds). Every other key becomes metadata.
+A `datasets` folder (save_to_disk) has the same names as columns, `audio` being an Audio feature.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from speechrl.types import AudioRef, Utterance
+
+KNOWN = ("id", "text", "audio", "prompt", "language", "keywords", "duration_s", "duration")
+
+
+class ManifestError(ValueError):
+    """A manifest that can't be used. The message names file:line and the remedy."""
+
+
+def read_manifest(path: str | Path) -> list[Utterance]:
+    """The utterances of one manifest, in its order. No audio is opened.
+
+    path: a JSONL file (a BOM, CRLF and blank lines are tolerated), or the folder of a dataset saved with save_to_disk.
+    Raises ManifestError, naming file:line, for anything that is not an utterance, and for an id that stands twice.
+    """
+    source = Path(path)
+    if not source.exists():
+        raise ManifestError(f"{source}: no such manifest; check the path (--data.prompt_dataset, --eval.dataset)")
+    utterances = list(_read_dataset(source) if source.is_dir() else _read_jsonl(source))
+    if not utterances:
+        raise ManifestError(f"{source}: the manifest is empty; it needs at least one utterance")
+    _refuse_duplicates(utterances)
+    return utterances
+
+
+def read_manifests(paths: Sequence[str]) -> list[Utterance]:
+    """The utterances of several manifests, one after the other.
+
+    Raises ManifestError as `read_manifest` does, and for an id that stands in two of them.
+    """
+    utterances = [utterance for path in paths for utterance in read_manifest(path)]
+    _refuse_duplicates(utterances)
+    return utterances
+
+
+def write_manifest(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write JSONL in one move: whoever reads `path` sees the old file or the whole new one."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", newline="\n", dir=target.parent, prefix=f".{target.name}.", delete=False
+    ) as stream:
+        try:
+            stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            stream.flush()
+            os.fsync(stream.fileno())
+            os.chmod(stream.name, 0o644)  # a temporary file is private; a manifest is not
+            os.replace(stream.name, target)
+        finally:
+            Path(stream.name).unlink(missing_ok=True)
+
+
+def _read_jsonl(path: Path) -> Iterator[Utterance]:
+    # Split at b"\n" only: str.splitlines would also cut at U+2028, which JSON allows inside a string.
+    for number, raw in enumerate(path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if not raw.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            row = json.loads(raw.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise ManifestError(f"{where}: not UTF-8 ({error}); save the manifest as UTF-8") from error
+        except json.JSONDecodeError as error:
+            raise ManifestError(f"{where}: not JSON ({error}); one JSON object a line is needed") from error
+        if not isinstance(row, dict):
+            raise ManifestError(f'{where}: a {type(row).__name__}, not an object; write {{"audio": ..., "text": ...}}')
+        audio = _typed(row, "audio", str, where)
+        if audio == "":
+            raise ManifestError(f"{where}: `audio` is empty; give a path, or leave the key out for a text task")
+        ref = None if audio is None else AudioRef(os.path.normpath(path.parent / audio))
+        yield _utterance(row, ref, where, f"{path.stem}:{number}")
+
+
+def _read_dataset(path: Path) -> Iterator[Utterance]:
+    import datasets  # takes a second to import; most manifests are JSONL
+
+    try:
+        dataset = datasets.load_from_disk(str(path))
+    except (FileNotFoundError, ValueError) as error:
+        raise ManifestError(
+            f"{path}: a folder that is no `datasets` dataset ({error}); give a JSONL file, or a folder written by "
+            "save_to_disk"
+        ) from error
+    if isinstance(dataset, datasets.DatasetDict):
+        raise ManifestError(f"{path}: holds the splits {sorted(dataset)}; give one of them, as {path}/{min(dataset)}")
+    has_audio = "audio" in dataset.column_names
+    if has_audio and not isinstance(dataset.features["audio"], datasets.Audio):
+        raise ManifestError(
+            f"{path}: column `audio` is {dataset.features['audio']}, not an Audio feature; cast it with "
+            'cast_column("audio", datasets.Audio())'
+        )
+    rows = dataset.remove_columns("audio") if has_audio else dataset  # the rows without decoding or copying their audio
+    for index, row in enumerate(rows):
+        ref = AudioRef(str(path), index) if has_audio else None
+        yield _utterance(row, ref, f"{path}:{index}", f"{path.name}:{index}")
+
+
+def _utterance(row: Mapping[str, Any], audio: AudioRef | None, where: str, default_id: str) -> Utterance:
+    """Raises ManifestError when a value is missing or has the wrong type. A null counts as missing."""
+    text, prompt = _typed(row, "text", str, where), _typed(row, "prompt", str, where)
+    if text is None:
+        raise ManifestError(f'{where}: no `text` (keys: {sorted(row)}); give the reference, "" for silence')
+    if audio is None and prompt is None:
+        raise ManifestError(f"{where}: neither `audio` nor `prompt` (keys: {sorted(row)}); give the model an input")
+    id_ = _typed(row, "id", (str, int), where)
+    if id_ == "":
+        raise ManifestError(f"{where}: `id` is empty; give a name, or leave the key out")
+    return Utterance(
+        id=default_id if id_ is None else str(id_),
+        text=text,
+        audio=audio,
+        prompt=prompt,
+        language=_typed(row, "language", str, where) or None,
+        keywords=_keywords(row, where),
+        duration_s=_duration_s(row, where),
+        metadata={key: value for key, value in row.items() if key not in KNOWN},
+        where=where,
+    )
+
+
+def _typed(row: Mapping[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
+    value = row.get(key)
+    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+        names = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+        raise ManifestError(f"{where}: `{key}` is {value!r} ({type(value).__name__}); it must be {names}")
+    return value
+
+
+def _keywords(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    keywords = _typed(row, "keywords", list, where) or []
+    if not all(isinstance(word, str) and word.strip() for word in keywords):
+        raise ManifestError(f"{where}: `keywords` is {keywords!r}; it must be a list of words, none empty")
+    return tuple(keywords)
+
+
+def _duration_s(row: Mapping[str, Any], where: str) -> float | None:
+    key = "duration_s" if row.get("duration_s") is not None else "duration"
+    value = _typed(row, key, (float, int), where)
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise ManifestError(f"{where}: `{key}` is {value}; it must be seconds above 0, or left out")
+    return None if value is None else float(value)
+
+
+def _refuse_duplicates(utterances: Sequence[Utterance]) -> None:
+    first: dict[str, str] = {}
+    for utterance in utterances:
+        before = first.setdefault(utterance.id, utterance.where)
+        if before is not utterance.where:
+            raise ManifestError(
+                f"{utterance.where}: id {utterance.id!r} stands already at {before}; ids must differ (without an `id`, "
+                "<file name>:<line> is used)"
+            )

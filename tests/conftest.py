@@ -1,0 +1,39 @@
+"""Shared fixtures: tiny random checkpoints of every family, made once a session."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from speechrl.models.tiny import build_causal_lm, build_qwen2_audio, build_qwen3_asr
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+torch.set_num_threads(1)
+
+CHARACTERS = "0123456789 abcdefghijklmnopqrstuvwxyz打开电灯零一二三->"
+
+
+@pytest.fixture(scope="session")
+def qwen3_asr(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random Qwen3-ASR of 32 hidden units."""
+    path = tmp_path_factory.mktemp("models") / "qwen3_asr"
+    build_qwen3_asr(path, CHARACTERS, width=32, encoder_layers=2, decoder_layers=2)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def qwen2_audio(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random Qwen2-Audio of 32 hidden units, untied, in the published layout."""
+    path = tmp_path_factory.mktemp("models") / "qwen2_audio"
+    build_qwen2_audio(path, CHARACTERS)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def causal_lm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random Qwen3 language model of 32 hidden units."""
+    path = tmp_path_factory.mktemp("models") / "causal_lm"
+    build_causal_lm(path, CHARACTERS, width=32)
+    return str(path)
