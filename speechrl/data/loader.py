@@ -14,8 +14,8 @@ from speechrl.types import Utterance
 class UtteranceLoader:
     """Batch `b` is a pure function of (utterances, batch_size, seed, shuffle, b), so that its number is all its state.
 
-    An epoch is ceil(N / batch_size) batches and holds every utterance. Its last batch is filled from the head of the
-    next epoch's order, without what it holds already: every batch is full and no utterance stands twice in one.
+    An epoch is ceil(N / batch_size) batches and holds every utterance. Its last batch is filled up from the head of its
+    order (seen longest ago): every batch is full and no utterance stands twice in one.
     """
 
     def __init__(
@@ -55,12 +55,9 @@ class UtteranceLoader:
     def next_batch(self) -> list[Utterance]:
         """The next `batch_size` utterances, all different."""
         epoch, batch = divmod(self._num_batches, self.num_batches_per_epoch)
-        start = batch * self._batch_size
-        chosen = self._order(epoch)[start : start + self._batch_size]
-        if len(chosen) < self._batch_size:
-            held = set(chosen)
-            fill = (index for index in self._order(epoch + 1) if index not in held)
-            chosen += [next(fill) for _ in range(self._batch_size - len(chosen))]
+        order, start = self._order(epoch), batch * self._batch_size
+        chosen = order[start : start + self._batch_size]
+        chosen += order[: self._batch_size - len(chosen)]
         self._num_batches += 1
         return [self._utterances[index] for index in chosen]
 

@@ -10,10 +10,12 @@ import _ctypes
 import ctypes
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +72,7 @@ class Espeak:
             raise ValueError(f"voice {voice!r}: no variant {variant!r} in {self._data}/{_VARIANT_FOLDER}")
         with self._lock:
             pcm, rate_hz = self._speak(text, voice, speed_wpm, pitch)
-        if not len(pcm):
+        if not pcm.any():
             raise ValueError(f"espeak-ng gives no sound for {text!r} in voice {voice!r}")
         return np.clip(soxr.resample(pcm.astype(np.float32) / 32768, rate_hz, RATE_HZ), -1.0, 1.0)
 
@@ -316,15 +318,23 @@ DEFAULT_SIZES = {
 }
 HELD_OUT_SHARE = 0.55  # of a grid's phrases, at most: the others are for training
 MAX_TRIES = 30
+CLIPS_PER_JOB = 100
+Job = tuple[Path, int, str, int, list[tuple[str, "Phrase"]]]  # folder, seed, split, first index, its texts
 
 
 def synthesise_corpus(
-    out_dir: str | Path, *, seed: int = 0, scale: float = 1.0, sizes: Mapping[str, int] | None = None
+    out_dir: str | Path,
+    *,
+    seed: int = 0,
+    scale: float = 1.0,
+    sizes: Mapping[str, int] | None = None,
+    workers: int = 1,
 ) -> Path:
     """Write <out_dir>/<split>.jsonl and its clips (16 kHz, 16 bit, FLAC) for every split of SPLITS; returns out_dir.
 
     sizes: utterances per split, where not DEFAULT_SIZES; scale multiplies them all. Half of each split is English, half
-    Mandarin. The same arguments give the same bytes in any process. corpus.json is written last: a folder whose
+    Mandarin. The same arguments give the same bytes in any process, whatever the number of workers (processes; above
+    1, a script that calls this needs `if __name__ == "__main__"`). corpus.json is written last: a folder whose
     corpus.json has these arguments is left as it is. Raises ValueError for a folder with another corpus, an unknown
     split, or sizes for which there are too few different phrases.
     """
@@ -339,17 +349,17 @@ def synthesise_corpus(
             raise ValueError(f"--out {out} holds another corpus: {found}, not {parameters}; choose another folder")
         print(f"{out}: the corpus is complete already, nothing to do", flush=True)
         return out
-    speaker, texts = Espeak(), plan_phrases(counts, seed)
-    for number, name in enumerate(SPLITS):
-        (out / "audio" / name).mkdir(parents=True, exist_ok=True)
-        rows = []
-        for index, (language, phrase) in enumerate(texts[name]):
-            rng = np.random.default_rng([seed, number, index])  # so that no clip depends on another
-            row, samples = _clip(speaker, SPLITS[name], language, phrase, rng)
-            audio = f"audio/{name}/{index:05d}.flac"
-            write_wav(out / audio, samples, RATE_HZ)
-            rows.append({"id": f"{name}-{index:05d}", "audio": audio, **row})
-        write_manifest(out / f"{name}.jsonl", rows)
+    Espeak()  # a missing package is said here, once, and not by a worker
+    jobs = [
+        (out, seed, name, start, texts[start : start + CLIPS_PER_JOB])
+        for name, texts in plan_phrases(counts, seed).items()
+        for start in range(0, len(texts), CLIPS_PER_JOB)
+    ]
+    rows: dict[str, list[dict[str, object]]] = {name: [] for name in SPLITS}
+    for job, done in zip(jobs, _run(jobs, workers), strict=True):
+        rows[job[2]] += done
+    for name in SPLITS:
+        write_manifest(out / f"{name}.jsonl", rows[name])
     write_manifest(stamp, [parameters])
     print(f"{out}: {sum(counts.values())} utterances, seed {seed}", flush=True)
     return out
@@ -417,6 +427,29 @@ def _deal(kind: str, phrases: list[Phrase], wanted: Mapping[str, int], rng: rand
                 )
             dealt[split], rest = rest[:quota], rest[quota:]
     return dealt
+
+
+def _run(jobs: Sequence[Job], workers: int) -> Iterator[list[dict[str, object]]]:
+    """The manifest rows of each job, in the order of the jobs."""
+    if workers <= 1:
+        yield from map(_write_clips, jobs)
+        return
+    # spawn: a forked child would share the locks of a parent that has threads
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(_write_clips, jobs)
+
+
+def _write_clips(job: Job) -> list[dict[str, object]]:
+    out, seed, name, start, texts = job
+    (out / "audio" / name).mkdir(parents=True, exist_ok=True)
+    speaker, rows = Espeak(), []
+    for index, (language, phrase) in enumerate(texts, start=start):
+        rng = np.random.default_rng([seed, list(SPLITS).index(name), index])  # so that no clip depends on another
+        row, samples = _clip(speaker, SPLITS[name], language, phrase, rng)
+        audio = f"audio/{name}/{index:05d}.flac"
+        write_wav(out / audio, samples, RATE_HZ)
+        rows.append({"id": f"{name}-{index:05d}", "audio": audio, **row})
+    return rows
 
 
 def _clip(

@@ -73,7 +73,7 @@ class PromptBuilder:
         if utterance.audio is None:
             raise ValueError(f"{utterance.where}: utterance {utterance.id} has no audio, which {self.family.name} needs")
         rate_hz = self.processor.feature_extractor.sampling_rate
-        samples = load_audio(utterance.audio, rate_hz)
+        samples = load_audio(utterance.audio, rate_hz, utterance.where)
         if len(samples) > self.family.max_audio_s * rate_hz:
             raise ValueError(
                 f"{utterance.where}: {utterance.audio} lasts {len(samples) / rate_hz:.1f} s, {self.family.name} hears "
