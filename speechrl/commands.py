@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from speechrl import config as options
@@ -45,7 +46,7 @@ def export(config: options.ExportConfig) -> Path:
 
 def synth(config: options.SynthConfig) -> Path:
     """The quickstart's corpus, and a model that can write its texts."""
-    out = synthesise_corpus(config.out, seed=config.seed, scale=config.scale)
+    out = synthesise_corpus(config.out, seed=config.seed, scale=config.scale, workers=min(4, os.cpu_count() or 1))
     if config.model_out:
         build_qwen3_asr(config.model_out, speech_vocabulary(), seed=config.model_seed)
     return out

@@ -60,6 +60,8 @@ def collect(
     taken: set[str] = set()
     for _ in range(rounds):
         utterances = [utterance for utterance in loader.next_batch() if utterance.id not in taken]
+        if not utterances:  # a small dataset has gone round
+            break
         taken |= {utterance.id for utterance in utterances}
         fresh = engine.generate(utterances, sampling(config, step))
         answer = reward.answer(fresh)

@@ -26,7 +26,7 @@ from speechrl.data.audio import write_wav
 from speechrl.data.manifest import write_manifest
 
 RATE_HZ = 16000
-MIN_DURATION_S, MAX_DURATION_S = 0.7, 3.0
+MIN_DURATION_S, MAX_DURATION_S = 0.5, 3.0
 RECIPE = 1  # raise it when the same seed would give another corpus
 
 
@@ -152,7 +152,6 @@ class Language:
     num_digits: tuple[int, int]
     numbers: tuple[str, ...]  # 0 to 59, spoken
     call: str
-    please: str
     places: tuple[str, ...]
     actions: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
     command: str  # of {verb}, {place}, {object}
@@ -182,10 +181,9 @@ LANGUAGES: dict[str, Language] = {
         bases=("en-us", "en"),
         join=" ",
         digits=_english_numbers()[:10],
-        num_digits=(3, 5),
+        num_digits=(3, 4),
         numbers=_english_numbers(),
         call="call",
-        please="please",
         places=("kitchen", "bedroom", "bathroom", "office", "garage", "hallway", "balcony", "basement"),
         actions=(
             (("turn on", "turn off", "check"), ("light", "heater", "radio", "fan", "camera", "television")),
@@ -202,10 +200,9 @@ LANGUAGES: dict[str, Language] = {
         bases=("cmn",),
         join="",
         digits=_chinese_numbers()[:10],
-        num_digits=(3, 6),
+        num_digits=(3, 5),
         numbers=_chinese_numbers(),
         call="拨打",
-        please="请",
         places=("厨房", "卧室", "浴室", "书房", "车库", "走廊", "阳台", "客厅"),
         actions=(
             (
@@ -221,7 +218,7 @@ LANGUAGES: dict[str, Language] = {
         temperature_keyword="温度",
     ),
 }
-KIND_SHARES = {"digits": 0.40, "call": 0.13, "command": 0.35, "timer": 0.06, "temperature": 0.06}
+KIND_SHARES = {"digits": 0.45, "call": 0.14, "command": 0.35, "timer": 0.03, "temperature": 0.03}
 
 
 def _commands(language: Language) -> Iterator[Phrase]:
@@ -230,7 +227,6 @@ def _commands(language: Language) -> Iterator[Phrase]:
             text = language.command.format(verb=verb, place=place, object=thing).replace("  ", " ")
             keywords = tuple(word for word in (verb, place, thing) if word)
             yield Phrase(text, keywords)
-            yield Phrase(language.please + language.join + text, keywords)
 
 
 def _timers(language: Language) -> Iterator[Phrase]:
