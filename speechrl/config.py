@@ -6,36 +6,32 @@ or a GPU is touched. Names follow OpenRLHF where it has the same thing.
 
 from __future__ import annotations
 
-import difflib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Literal, TypeVar, get_args
 
 import tyro
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
+
+from speechrl import settings
+from speechrl.settings import Section, load, read_yaml
+from speechrl.settings import dump as dump  # for whoever saves a config
 
 Role = Literal["encoder", "projector", "language_model"]
 Estimator = Literal["group_norm", "dr_grpo", "rloo", "reinforce_baseline", "mwer"]
-
-
-class Section(BaseModel):
-    """A frozen group of options that refuses unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Adam(Section):
     """AdamW (Loshchilov and Hutter 2019)."""
 
-    lr: float = Field(1e-6, gt=0)
+    lr: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.99)
+    betas: tuple[Share, Share] = (0.9, 0.99)
     """Decay rates of the two moments."""
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0)
     """Added to the root of the second moment."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
 
 
@@ -44,24 +40,24 @@ class Actor(Section):
 
     model_name_or_path: str = ""
     """Hugging Face folder (or hub id) of the model to start from."""
-    num_ranks: int = Field(1, ge=1)
+    num_ranks: int = Field(default=1, ge=1)
     """Data-parallel ranks: one GPU each, or one CPU process each where there is no GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where ranks run; auto takes CUDA when torch sees a GPU."""
-    threads_per_rank: int = Field(1, ge=1)
+    threads_per_rank: int = Field(default=1, ge=1)
     """Torch threads of a CPU rank. More ranks with one thread each beat one rank with many on a busy machine."""
     freeze: tuple[Role, ...] = ("encoder",)
     """Roles that do not train. Give none to train everything."""
     adam: Adam = Adam()
     lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
     """How the rate falls after the warm-up."""
-    lr_warmup_ratio: float = Field(0.03, ge=0, le=1)
+    lr_warmup_ratio: float = Field(default=0.03, ge=0, le=1)
     """Share of all optimiser steps over which the rate rises from 0."""
-    min_lr_ratio: float = Field(0.1, ge=0, le=1)
+    min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     """Rate at the end of a linear or cosine schedule, as a share of the peak."""
-    max_norm: float = Field(1.0, gt=0)
+    max_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this global L2 norm."""
-    eps_clip_low_high: tuple[float, float] = (0.2, 0.2)
+    eps_clip_low_high: tuple[Share, Annotated[float, Field(ge=0)]] = (0.2, 0.2)
     """Ratios are clipped to [1 - low, 1 + high]."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
@@ -76,7 +72,7 @@ class Ref(Section):
 
     model_name_or_path: str = ""
     """Reference model; the actor's starting point if empty."""
-    num_ranks: int = Field(1, ge=1)
+    num_ranks: int = Field(default=1, ge=1)
     """Ray actors that hold the reference."""
 
 
@@ -87,11 +83,11 @@ class Data(Section):
     """Training manifests (JSONL) or `datasets` folders."""
     probabilities: tuple[float, ...] = ()
     """Share of each training manifest in a batch; by size if empty."""
-    max_samples: int = Field(0, ge=0)
+    max_samples: int = Field(default=0, ge=0)
     """Take only the first N utterances of each manifest; 0 takes all."""
-    min_duration_s: float = Field(0.1, ge=0)
+    min_duration_s: float = Field(default=0.1, ge=0)
     """Shorter audio is bad input."""
-    max_duration_s: float = Field(30.0, gt=0)
+    max_duration_s: float = Field(default=30.0, gt=0)
     """Longer audio is bad input."""
     on_error: Literal["stop", "skip"] = "stop"
     """Bad utterances stop the run, or are left out, counted and listed."""
@@ -108,33 +104,35 @@ class Rollout(Section):
 
     engine: Literal["native"] = "native"
     """What samples: native is the policy's own forward pass."""
-    batch_size: int = Field(64, ge=1)
+    batch_size: int = Field(default=64, ge=1)
     """Prompts per rollout batch, over all ranks."""
-    n_samples_per_prompt: int = Field(8, ge=1)
+    n_samples_per_prompt: int = Field(default=8, ge=1)
     """G, the size of a group."""
-    max_new_tokens: int = Field(256, ge=1)
+    max_new_tokens: int = Field(default=256, ge=1)
     """A completion that reaches this length ends with finish reason "length"."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; recorded log-probs are after it."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling; below 1 the recorded log-probs belong to another distribution (a warning says so)."""
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(default=0, ge=0)
     """Sample among the k likeliest tokens; 0 is off."""
-    micro_batch_size: int = Field(16, ge=1)
+    micro_batch_size: int = Field(default=16, ge=1)
     """Prompts sampled together on one rank (times G rows)."""
 
 
 class Advantage(Section):
+    """How a group's rewards become advantages."""
+
     estimator: Estimator = "group_norm"
-    """How rewards become advantages."""
-    min_std: float = Field(1e-6, ge=0)
+    """group_norm divides by the group's standard deviation, dr_grpo does not; the others differ in their baseline."""
+    min_std: float = Field(default=1e-6, ge=0)
     """A group whose rewards have a smaller standard deviation carries no gradient."""
 
 
 class Kl(Section):
     """Distance from the reference policy."""
 
-    init_coef: float = Field(0.0, ge=0)
+    init_coef: float = Field(default=0.0, ge=0)
     """Weight of the KL; 0 starts no reference model."""
     use_loss: bool = True
     """Add the KL to the loss; otherwise subtract it from the reward."""
@@ -150,12 +148,12 @@ class Algo(Section):
     policy_loss: Literal["ppo", "gspo", "reinforce"] = "ppo"
     """ppo clips token ratios, gspo clips the sequence's ratio, reinforce clips nothing."""
     loss_normalization: Literal["token", "sequence", "constant"] = "token"
-    """Divide once by all trained tokens, by each length and all sequences, or by all sequences and a constant length."""
-    constant_length: int = Field(0, ge=0)
+    """Divide once by all trained tokens, by each length and all sequences, or by sequences and a constant length."""
+    constant_length: int = Field(default=0, ge=0)
     """The length for `constant`; --rollout.max_new_tokens if 0."""
     dynamic_filtering_enable: bool = False
     """Sample further prompts until the batch is full of groups with spread."""
-    dynamic_filtering_max_rounds: int = Field(3, ge=1)
+    dynamic_filtering_max_rounds: int = Field(default=3, ge=1)
     """At most this many rollout rounds a step."""
 
 
@@ -163,31 +161,31 @@ class Reward(Section):
     """What scores a completion."""
 
     remote_url: tuple[str, ...] = ()
-    """A Python file with reward_func(queries, prompts, labels), or one or more http(s) URLs of `speechrl serve-reward`."""
-    timeout_s: float = Field(60.0, gt=0)
+    """A Python file with reward_func(queries, prompts, labels), or http(s) URLs of `speechrl serve-reward`."""
+    timeout_s: float = Field(default=60.0, gt=0)
     """Of one HTTP request."""
-    max_retries: int = Field(5, ge=0)
+    max_retries: int = Field(default=5, ge=0)
     """On transport errors, 429 and 5xx; then the run stops."""
-    concurrency: int = Field(8, ge=1)
+    concurrency: int = Field(default=8, ge=1)
     """HTTP requests in flight."""
-    batch_size: int = Field(64, ge=1)
+    batch_size: int = Field(default=64, ge=1)
     """Completions per HTTP request."""
 
 
 class Train(Section):
     """The optimisation loop."""
 
-    batch_size: int = Field(0, ge=0)
+    batch_size: int = Field(default=0, ge=0)
     """Completions per optimiser step, over all ranks; a multiple of G. 0: one step per rollout batch."""
-    micro_batch_size: int = Field(16, ge=1)
+    micro_batch_size: int = Field(default=16, ge=1)
     """Rows per forward pass on one rank; never changes the gradient."""
-    max_epochs: int = Field(1, ge=1)
+    max_epochs: int = Field(default=1, ge=1)
     """Passes over each rollout batch."""
-    num_episodes: int = Field(1, ge=1)
+    num_episodes: int = Field(default=1, ge=1)
     """Passes over the dataset."""
-    max_steps: int = Field(0, ge=0)
+    max_steps: int = Field(default=0, ge=0)
     """Stop after this many rollout batches (sft: optimiser steps); 0 follows --train.num_episodes."""
-    max_seconds: float = Field(0.0, ge=0)
+    max_seconds: float = Field(default=0.0, ge=0)
     """sft: stop after this time, the rate schedule following the clock; 0 is off."""
     seed: int = 0
     """Of data order, sampling and dropout."""
@@ -200,16 +198,16 @@ class Ds(Section):
     """What ZeRO shards over ranks: 0 nothing, 1 optimiser state, 2 gradients too, 3 parameters too."""
     param_dtype: Literal["fp32", "bf16"] = "bf16"
     """Of weights and activations; optimiser state is fp32."""
-    comm_timeout_s: float = Field(1800.0, gt=0)
+    comm_timeout_s: float = Field(default=1800.0, gt=0)
     """A collective that takes longer is an error."""
 
 
 class Sft(Section):
     """Supervised fine-tuning."""
 
-    ctc_weight: float = Field(0.0, ge=0)
+    ctc_weight: float = Field(default=0.0, ge=0)
     """Weight of an auxiliary CTC loss on the encoder, whose head is thrown away; helps models trained from scratch."""
-    ctc_warmup_steps: int = Field(0, ge=0)
+    ctc_warmup_steps: int = Field(default=0, ge=0)
     """Optimiser steps with the CTC loss alone."""
     label_language: bool = True
     """Train the model to say the utterance's language first (families with a language tag)."""
@@ -220,11 +218,11 @@ class Eval(Section):
 
     dataset: tuple[str, ...] = ()
     """Manifests, each as name=path or path."""
-    steps: int = Field(0, ge=0)
+    steps: int = Field(default=0, ge=0)
     """Evaluate every N steps and at the end; 0 is off."""
-    batch_size: int = Field(64, ge=1)
+    batch_size: int = Field(default=64, ge=1)
     """Prompts decoded together on one rank."""
-    max_new_tokens: int = Field(256, ge=1)
+    max_new_tokens: int = Field(default=256, ge=1)
     """Longest transcript."""
     best_metric: str = ""
     """Keep the export of the step with the best value of this metric, such as eval/dev/cer; the last step if empty."""
@@ -237,11 +235,11 @@ class Ckpt(Section):
 
     output_dir: str = "runs/speechrl"
     """Folder of the run."""
-    save_steps: int = Field(0, ge=0)
+    save_steps: int = Field(default=0, ge=0)
     """Checkpoint (weights, optimiser, loader) every N steps; 0 is off."""
     save_hf: bool = True
     """Export a Hugging Face folder with each checkpoint and at the end."""
-    max_num: int = Field(2, ge=1)
+    max_num: int = Field(default=2, ge=1)
     """Checkpoints kept."""
     resume: bool = False
     """Continue from the newest checkpoint in --ckpt.output_dir."""
@@ -256,9 +254,9 @@ class Tracking(Section):
     """Write TensorBoard events."""
     wandb_project: str = ""
     """Log to this Weights & Biases project."""
-    sample_steps: int = Field(10, ge=0)
+    sample_steps: int = Field(default=10, ge=0)
     """Show a table of sample groups every N steps; 0 is off."""
-    sample_groups: int = Field(2, ge=1)
+    sample_groups: int = Field(default=2, ge=1)
     """Groups in that table."""
 
 
@@ -267,7 +265,7 @@ class RayOptions(Section):
 
     address: str = ""
     """A running cluster to join; a private local one is started (and ended) if empty."""
-    startup_timeout_s: float = Field(300.0, gt=0)
+    startup_timeout_s: float = Field(default=300.0, gt=0)
     """How long actors may wait for resources and load their model."""
 
 
@@ -341,7 +339,7 @@ class TranscribeConfig(Section):
     """Tell the model the language; it finds out by itself if empty."""
     instruction: str = ""
     """Text given beside the audio; the family's default if empty."""
-    max_new_tokens: int = Field(256, ge=1)
+    max_new_tokens: int = Field(default=256, ge=1)
     """Longest transcript."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs."""
@@ -356,7 +354,7 @@ class ServeRewardConfig(Section):
     """Python file with reward_func(queries, prompts, labels)."""
     host: str = "127.0.0.1"
     """Address to listen on."""
-    port: int = Field(5000, ge=0, le=65535)
+    port: int = Field(default=5000, ge=0, le=65535)
     """Port to listen on; 0 picks a free one and prints it."""
 
 
@@ -367,7 +365,7 @@ class SynthConfig(Section):
     """Folder of manifests and audio."""
     seed: int = 0
     """Of texts, voices and noise."""
-    scale: float = Field(1.0, gt=0)
+    scale: float = Field(default=1.0, gt=0)
     """Multiplies the number of utterances."""
     model_out: str = ""
     """Also write an untrained Qwen3-ASR-shaped model with a character tokenizer here."""
@@ -380,92 +378,14 @@ C = TypeVar("C", bound=Section)
 
 def parse(cls: type[C], argv: Sequence[str], prog: str) -> C:
     """A checked config from a command line. Exits with the message (code 2) when a flag, YAML key or value is wrong."""
-    argv = list(argv)
-    try:
-        default = _from_yaml(cls, _take_config_flag(argv))
-        config = tyro.cli(
-            cls, prog=prog, args=argv, default=default, description=cls.__doc__, use_underscores=True
-        )  # fmt: skip
-        check(config)
-    except ValidationError as error:
-        _exit(prog, _explain(error))
-    except ValueError as error:
-        _exit(prog, str(error))
-    return config
+    return settings.parse(cls, argv, prog, check)
 
 
-def load(cls: type[C], path: str) -> C:
-    """The config that a run saved. Raises ValueError with file and key when it does not fit."""
-    default = _from_yaml(cls, path)
-    assert default is not None
-    return default
-
-
-def dump(config: Section, path: str | Path) -> None:
-    """Write the resolved config as YAML; `load` gives it back equal."""
-    Path(path).write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
-
-
-def _exit(prog: str, message: str) -> None:
-    print(f"{prog}: {message}", file=sys.stderr)
-    raise SystemExit(2)
-
-
-def _take_config_flag(argv: list[str]) -> str | None:
-    for index, argument in enumerate(argv):
-        if argument == "--config":
-            if index + 1 == len(argv):
-                raise ValueError("--config needs the path of a YAML file")
-            path = argv[index + 1]
-            del argv[index : index + 2]
-            return path
-        if argument.startswith("--config="):
-            del argv[index]
-            return argument.removeprefix("--config=")
-    return None
-
-
-def _from_yaml(cls: type[C], path: str | None) -> C | Any:
-    if path is None:
-        return tyro.MISSING_NONPROP if _has_required(cls) else cls()
-    try:
-        loaded = yaml.safe_load(Path(path).read_text()) or {}
-    except FileNotFoundError:
-        raise ValueError(f"--config {path}: no such file") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"--config {path}: not valid YAML: {error}") from None
-    if not isinstance(loaded, dict):
-        raise ValueError(f"--config {path}: expected a mapping of sections, got {type(loaded).__name__}")
-    _check_keys(cls, loaded, path, prefix="")
-    try:
-        return cls.model_validate(loaded)
-    except ValidationError as error:
-        raise ValueError(f"--config {path}: {_explain(error)}") from None
-
-
-def _has_required(cls: type[Section]) -> bool:
-    return any(field.is_required() for field in cls.model_fields.values())
-
-
-def _check_keys(cls: type[Section], loaded: dict, path: str, prefix: str) -> None:
-    for key, value in loaded.items():
-        if key not in cls.model_fields:
-            near = difflib.get_close_matches(str(key), list(cls.model_fields), n=1)
-            hint = f"; did you mean {prefix}{near[0]}?" if near else f"; allowed: {', '.join(cls.model_fields)}"
-            raise ValueError(f"--config {path}: unknown key {prefix}{key}{hint}")
-        section = cls.model_fields[key].annotation
-        if isinstance(section, type) and issubclass(section, Section):
-            if not isinstance(value, dict):
-                raise ValueError(f"--config {path}: {prefix}{key} is a section, got {value!r}")
-            _check_keys(section, value, path, f"{prefix}{key}.")
-
-
-def _explain(error: ValidationError) -> str:
-    lines = []
-    for problem in error.errors():
-        flag = "--" + ".".join(str(part) for part in problem["loc"])
-        lines.append(f"{flag}: {problem['msg']}, got {problem['input']!r}")
-    return "; ".join(lines)
+def load_saved(path: str) -> TrainConfig | SftConfig:
+    """The config that a run of `speechrl train` or `speechrl sft` saved. Raises ValueError when it is none."""
+    if "sft" in read_yaml(path, path):
+        return load(SftConfig, path)
+    return load(TrainConfig, path)
 
 
 def named_paths(entries: Sequence[str], flag: str) -> dict[str, str]:
@@ -486,11 +406,11 @@ def named_paths(entries: Sequence[str], flag: str) -> dict[str, str]:
 
 def check(config: Section) -> None:
     """Raise ValueError for options that contradict each other."""
+    if isinstance(config, Common):
+        _check_common(config)
     if isinstance(config, TrainConfig):
         _check_train(config)
         _check_algorithm(config)
-    if isinstance(config, Common):
-        _check_common(config)
     if isinstance(config, EvalConfig):
         if not config.model:
             raise ValueError("--model is missing: give the folder of the model to evaluate")
@@ -498,6 +418,13 @@ def check(config: Section) -> None:
             raise ValueError("--eval.dataset is missing: give at least one manifest")
         named_paths(config.model, "--model")
         named_paths(config.eval.dataset, "--eval.dataset")
+        _check_durations(config.data)
+
+
+def _check_durations(data: Data) -> None:
+    low, high = data.min_duration_s, data.max_duration_s
+    if low >= high:
+        raise ValueError(f"--data.min_duration_s {low} is not below --data.max_duration_s {high}")
 
 
 def _check_common(config: Common) -> None:
@@ -510,11 +437,7 @@ def _check_common(config: Common) -> None:
         raise ValueError(
             f"--data.probabilities {shares}: give one positive share for each of the {len(paths)} --data.prompt_dataset"
         )
-    if config.data.min_duration_s >= config.data.max_duration_s:
-        raise ValueError(
-            f"--data.min_duration_s {config.data.min_duration_s} is not below --data.max_duration_s "
-            f"{config.data.max_duration_s}"
-        )
+    _check_durations(config.data)
     if set(config.actor.freeze) == set(get_args(Role)):
         raise ValueError("--actor.freeze names every role, so nothing would train; leave one out")
     names = named_paths(config.eval.dataset, "--eval.dataset")
@@ -549,7 +472,7 @@ def _check_train(config: TrainConfig) -> None:
         )
     if prompts < config.actor.num_ranks:
         raise ValueError(
-            f"--rollout.batch_size {prompts} gives some of the --actor.num_ranks {config.actor.num_ranks} ranks no prompt"
+            f"--rollout.batch_size {prompts} is below --actor.num_ranks {config.actor.num_ranks}: a rank would get no prompt"
         )
     if config.train.max_seconds:
         raise ValueError("--train.max_seconds is for speechrl sft; use --train.max_steps here")
@@ -562,7 +485,7 @@ def _check_algorithm(config: TrainConfig) -> None:
             "--algo.kl.estimator k1 has a gradient of expectation 0 as a loss; take k2 or k3, or --algo.kl.no_use_loss"
         )
     if algo.advantage.estimator == "mwer" and algo.policy_loss != "reinforce":
-        raise ValueError("--algo.advantage.estimator mwer is REINFORCE without clipping: add --algo.policy_loss reinforce")
+        raise ValueError("--algo.advantage.estimator mwer has no clipping: add --algo.policy_loss reinforce")
     if algo.policy_loss == "reinforce" and (config.train.max_epochs > 1 or config.train.batch_size):
         raise ValueError(
             "--algo.policy_loss reinforce is exact only on the policy that sampled: use --train.max_epochs 1 and "

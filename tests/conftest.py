@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 import torch
 
+from speechrl.data.audio import write_wav
+from speechrl.data.manifest import write_manifest
 from speechrl.models.tiny import build_causal_lm, build_qwen2_audio, build_qwen3_asr
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -37,3 +40,18 @@ def causal_lm(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("models") / "causal_lm"
     build_causal_lm(path, CHARACTERS, width=32)
     return str(path)
+
+
+@pytest.fixture(scope="session")
+def noise_manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Twelve clips of noise of different lengths with texts: enough for every stage of a run, of no use for quality."""
+    folder = tmp_path_factory.mktemp("noise")
+    stream = np.random.default_rng(0)
+    rows = []
+    for index in range(12):
+        seconds = 0.4 + 0.15 * index
+        write_wav(folder / f"{index}.wav", (0.1 * stream.standard_normal(int(16000 * seconds))).astype(np.float32), 16000)
+        row = {"id": f"n{index}", "audio": f"{index}.wav", "text": f"turn {index} on", "language": "English", "keywords": ["turn"]}
+        rows.append(row)
+    write_manifest(folder / "noise.jsonl", rows)
+    return str(folder / "noise.jsonl")

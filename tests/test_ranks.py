@@ -34,13 +34,13 @@ def groups_of(path: str) -> list[TrainGroup]:
     return groups
 
 
-def run(path: str, num_ranks: int, stage: int, micro: int, out: Path, batch: int = 0) -> tuple[list[dict], dict]:
+def run(path: str, num_ranks: int, stage: int, micro: int, out: Path, device: str = "cpu") -> tuple[list[dict], dict]:
     config = TrainConfig(
-        actor=Actor(model_name_or_path=path, num_ranks=num_ranks, adam=Adam(lr=1e-2, eps=1e-3), device="cpu", max_norm=0.05),
+        actor=Actor(model_name_or_path=path, num_ranks=num_ranks, adam=Adam(lr=1e-2, eps=1e-3), device=device, max_norm=0.05),
         data=Data(prompt_dataset=("x",)),
         ds=Ds(zero_stage=stage, param_dtype="fp32"),
         rollout=Rollout(batch_size=5, n_samples_per_prompt=4),
-        train=Train(micro_batch_size=micro, batch_size=batch),
+        train=Train(micro_batch_size=micro),
         reward=Reward(remote_url=("x.py",)),
         algo=Algo(),
         ray=RayOptions(),

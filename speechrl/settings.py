@@ -1,0 +1,172 @@
+"""How a frozen pydantic model becomes a command line and a YAML file. Knows no option; those are in config.py.
+
+tyro only reads strings into types here. Ranges are checked once, on the whole tree, so that each message has the full
+flag and all faults are told together.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+import tyro
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
+
+
+class Section(BaseModel):
+    """A frozen group of options that refuses unknown keys. The string below a field is its help."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+    )
+
+
+C = TypeVar("C", bound=Section)
+
+
+def parse(cls: type[C], argv: Sequence[str], prog: str, check: Callable[[C], None]) -> C:
+    """A config that `check` accepts. Exits with the message (code 2) when a flag, YAML key or value is wrong."""
+    argv = list(argv)
+    try:
+        path = _take_config_flag(argv)
+        default = tyro.MISSING_NONPROP if path is None else _from_yaml(cls, path, f"--config {path}", partial=True)
+        unchecked = tyro.cli(
+            cls,
+            prog=prog,
+            args=argv,
+            default=default,
+            description=cls.__doc__,
+            use_underscores=True,
+            registry=_REGISTRY,
+        )
+        config = _validate(cls, unchecked.model_dump(warnings=False))
+        check(config)
+    except ValueError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    return config
+
+
+def load(cls: type[C], path: str | Path) -> C:
+    """The config that `dump` wrote. Raises ValueError with file and key when it does not fit."""
+    return _from_yaml(cls, str(path), str(path), partial=False)
+
+
+def dump(config: Section, path: str | Path) -> None:
+    """Write the resolved config as YAML; `load` gives it back equal."""
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def read_yaml(path: str, origin: str) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises ValueError, starting with `origin`."""
+    try:
+        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise ValueError(f"{origin}: {(error.strerror or str(error)).lower()}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{origin}: not valid YAML: {error}") from None
+    if not isinstance(loaded, dict):
+        raise ValueError(f"{origin}: expected a mapping of sections, got {type(loaded).__name__}")
+    return loaded
+
+
+_REGISTRY = ConstructorRegistry()
+
+
+@_REGISTRY.struct_rule
+def _without_validation(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """tyro's rule for sections: as its own for pydantic models, but it leaves validation to `parse`."""
+    section = info.type
+    if not (isinstance(section, type) and issubclass(section, Section)):
+        return None
+
+    def construct(**values: Any) -> Section:
+        return section.model_construct(**values)
+
+    construct.__doc__ = section.__doc__  # the heading of the section in --help
+    hints = get_type_hints(section, include_extras=True)
+    fields = []
+    for name, field in section.model_fields.items():
+        own = tyro.MISSING_NONPROP if field.is_required() else field.default
+        default = getattr(info.default, name, own)
+        fields.append(StructFieldSpec(name, hints[name], default, helptext=field.description))
+    return StructConstructorSpec(construct, tuple(fields))
+
+
+def _take_config_flag(argv: list[str]) -> str | None:
+    """Removes --config PATH from argv and returns PATH."""
+    given = [index for index, argument in enumerate(argv) if argument.partition("=")[0] == "--config"]
+    if len(given) > 1:
+        raise ValueError("--config is given twice; put everything into one YAML file, flags win over it")
+    if not given:
+        return None
+    (index,) = given
+    _, separator, path = argv.pop(index).partition("=")
+    if not separator:
+        path = argv.pop(index) if index < len(argv) else ""
+    if not path or path.startswith("--"):
+        raise ValueError("--config needs the path of a YAML file")
+    return path
+
+
+def _from_yaml(cls: type[C], path: str, origin: str, *, partial: bool) -> C:
+    """partial: required options may be missing, flags will give them."""
+    loaded = read_yaml(path, origin)
+    _check_keys(cls, loaded, origin, prefix="")
+    sections = {name: field.default for name, field in cls.model_fields.items() if isinstance(field.default, Section)}
+    values = _over({name: section.model_dump() for name, section in sections.items()}, loaded)
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        if partial and all(problem["type"] == "missing" for problem in error.errors()):
+            return cls.model_construct(**values)
+        raise ValueError(f"{origin}: {_explain(error)}") from None
+
+
+def _over(defaults: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
+    """`loaded` over `defaults`, section by section: a config may give a section other defaults than its class has."""
+    merged = dict(defaults)
+    for key, value in loaded.items():
+        merged[key] = _over(merged.get(key, {}), value) if isinstance(value, dict) else value
+    return merged
+
+
+def _check_keys(cls: type[Section], loaded: dict, origin: str, prefix: str) -> None:
+    for key, value in loaded.items():
+        if key not in cls.model_fields:
+            near = difflib.get_close_matches(str(key), list(cls.model_fields), n=1)
+            hint = f"; did you mean {prefix}{near[0]}?" if near else f"; allowed: {', '.join(cls.model_fields)}"
+            raise ValueError(f"{origin}: unknown key {prefix}{key}{hint}")
+        section = cls.model_fields[key].annotation
+        if isinstance(section, type) and issubclass(section, Section):
+            if not isinstance(value, dict):
+                raise ValueError(f"{origin}: {prefix}{key} is a section, got {value!r}")
+            _check_keys(section, value, origin, f"{prefix}{key}.")
+
+
+def _validate(cls: type[C], values: dict[str, Any]) -> C:
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        raise ValueError(_explain(error)) from None
+
+
+def _explain(error: ValidationError) -> str:
+    """"--actor.adam.lr: Input should be greater than 0, got -1.0", one after the other."""
+    lines = []
+    for problem in error.errors(include_url=False):
+        # numbers in the place are positions in a list, which has one flag
+        flag = "--" + ".".join(part for part in problem["loc"] if isinstance(part, str))
+        got = "" if problem["type"] == "missing" else f", got {problem['input']!r}"
+        lines.append(f"{flag}: {problem['msg']}{got}")
+    return "; ".join(lines)

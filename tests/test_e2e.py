@@ -1,0 +1,123 @@
+"""Whole runs on real Ray and DeepSpeed, in the processes that a user starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from speechrl.models.load import load_model
+
+pytestmark = pytest.mark.e2e
+ROOT = Path(__file__).parent.parent
+
+
+def speechrl(*arguments: str, check: bool = True) -> subprocess.CompletedProcess:
+    """Run a command as a user does; on failure show what it said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "speechrl.cli", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=400
+    )
+    assert not check or done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done
+
+
+def metrics_of(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def train_flags(model: str, manifest: str, out: Path, steps: int) -> list:
+    return [
+        "--actor.model_name_or_path", model, "--actor.device", "cpu", "--actor.adam.lr", "1e-3",
+        "--data.prompt_dataset", manifest, "--ds.param_dtype", "fp32", "--ds.zero_stage", "2",
+        "--rollout.batch_size", "4", "--rollout.n_samples_per_prompt", "4", "--rollout.max_new_tokens", "8",
+        "--train.micro_batch_size", "5", "--train.max_steps", steps, "--reward.remote_url", "rewards/asr.py",
+        "--ckpt.output_dir", out, "--tracking.sample_steps", "2",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def five_steps(qwen3_asr: str, noise_manifest: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five GRPO steps on two ranks with a reference, two optimiser steps a batch, evaluation and a checkpoint."""
+    out = tmp_path_factory.mktemp("runs") / "five"
+    speechrl(
+        "train", *train_flags(qwen3_asr, noise_manifest, out, 5), "--actor.num_ranks", "2",
+        "--algo.kl.init_coef", "0.05", "--train.batch_size", "8", "--train.max_epochs", "2",
+        "--eval.dataset", f"dev={noise_manifest}", "--eval.steps", "5", "--eval.max_new_tokens", "8",
+        "--ckpt.save_steps", "4",
+    )  # fmt: skip
+    return out
+
+
+def test_five_steps_from_audio_to_export(five_steps: Path, qwen3_asr: str) -> None:
+    lines = metrics_of(five_steps)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    assert [line["train/optimizer_steps"] for line in lines] == [4, 8, 12, 16, 20]
+    for line in lines:
+        assert line["gap/abs_mean_nats"] < 1e-4  # sampler and trainer are one policy in float32
+        assert line["train/grad_norm"] > 0
+        assert line["rollout/prompts"] == 4
+    assert lines[0]["train/kl_nats"] < lines[-1]["train/kl_nats"]  # the policy leaves the reference
+    assert 0 <= lines[-1]["eval/dev/cer"]
+    before, after = load_model(qwen3_asr).model.state_dict(), load_model(str(five_steps / "hf" / "last")).model.state_dict()
+    for name, tensor in before.items():
+        same = torch.equal(tensor, after[name])
+        assert same == name.startswith("model.audio_tower."), name  # the encoder is frozen, all else moved
+    samples = (five_steps / "samples.jsonl").read_text().splitlines()
+    assert len(samples) == 2 * 3  # two groups at steps 1, 3 and 5
+    config = yaml.safe_load((five_steps / "config.yaml").read_text())
+    assert config["algo"]["kl"]["init_coef"] == 0.05
+
+
+def test_export_command_gives_the_checkpoint(five_steps: Path, tmp_path: Path) -> None:
+    """`speechrl export` of step 4's checkpoint equals the hf export that the run wrote at step 4."""
+    speechrl("export", "--checkpoint", five_steps / "checkpoints" / "step_4", "--out", tmp_path / "out")
+    exported, written = (load_model(str(path)).model.state_dict() for path in (tmp_path / "out", five_steps / "hf" / "step_4"))
+    assert all(torch.equal(tensor, written[name]) for name, tensor in exported.items())
+
+
+def test_resumed_equals_uninterrupted(causal_lm: str, tmp_path: Path) -> None:
+    """Three steps, a stop, and three more give the weights of six steps in one go."""
+    manifest = tmp_path / "sort.jsonl"
+    rows = [{"id": f"s{i}", "prompt": f"{i} {9 - i} ->", "text": " ".join(sorted([str(i), str(9 - i)]))} for i in range(9)]
+    manifest.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    flags = [*train_flags(causal_lm, str(manifest), tmp_path / "whole", 6), "--ckpt.save_steps", "3"]
+    flags[flags.index("rewards/asr.py")] = "rewards/text_rule.py"
+    speechrl("train", *flags)
+    flags[flags.index(tmp_path / "whole")] = tmp_path / "parts"
+    # the schedule is constant, so a run of three steps is the first half of a run of six
+    flags[flags.index("--train.max_steps") + 1] = "3"
+    speechrl("train", *flags)
+    flags[flags.index("--train.max_steps") + 1] = "6"
+    speechrl("train", *flags, "--ckpt.resume")
+    whole, parts = (load_model(str(tmp_path / name / "hf" / "last")).model.state_dict() for name in ("whole", "parts"))
+    assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
+    keys = ("step", "train/loss", "train/grad_norm", "reward/mean", "rollout/tokens")
+    one, two = ([[line[key] for key in keys] for line in metrics_of(tmp_path / name)] for name in ("whole", "parts"))
+    assert one == two
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return [0.5] * (len(labels) - 1)", "15"),
+        ("return [float('nan')] * len(labels)", "nan"),
+        ("return ['good'] * len(labels)", "good"),
+        ("raise RuntimeError('no model here')", "no model here"),
+    ],
+)
+def test_a_bad_reward_stops_the_run_and_names_the_sample(
+    body: str, expected: str, causal_lm: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.py").write_text(f"def reward_func(queries, prompts, labels):\n    {body}\n")
+    (tmp_path / "m.jsonl").write_text("\n".join(json.dumps({"prompt": f"{i} ->", "text": "1"}) for i in range(5)) + "\n")
+    flags = train_flags(causal_lm, str(tmp_path / "m.jsonl"), tmp_path / "run", 1)
+    flags[flags.index("rewards/asr.py")] = str(tmp_path / "bad.py")
+    done = speechrl("train", *flags, check=False)
+    assert done.returncode == 2
+    assert "bad.py" in done.stderr and expected in done.stderr and "m:" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr

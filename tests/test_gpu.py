@@ -1,0 +1,41 @@
+"""What only a GPU can show: bf16 training on CUDA, and two ranks over NCCL equal to one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from speechrl.config import RayOptions
+from speechrl.launch import cluster
+
+from .test_e2e import metrics_of, speechrl, train_flags
+from .test_ranks import run
+
+pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
+needs = pytest.mark.skipif
+
+
+@needs(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_bf16_training_with_a_reference_on_one_gpu(qwen3_asr: str, noise_manifest: str, tmp_path: Path) -> None:
+    flags = train_flags(qwen3_asr, noise_manifest, tmp_path / "run", 3)
+    flags[flags.index("cpu")] = "cuda"
+    flags[flags.index("fp32")] = "bf16"
+    speechrl("train", *flags, "--algo.kl.init_coef", "0.05", "--tracking.no_tensorboard")
+    for line in metrics_of(tmp_path / "run"):
+        assert line["gap/abs_mean_nats"] < 0.02
+        assert line["train/grad_norm"] > 0
+
+
+@needs(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_two_gpus_equal_one(stage: int, causal_lm: str, tmp_path: Path) -> None:
+    with cluster(RayOptions(), 4):
+        one, weights_one = run(causal_lm, 1, stage, 20, tmp_path / "one", device="cuda")
+        two, weights_two = run(causal_lm, 2, stage, 3, tmp_path / "two", device="cuda")
+    for first, second in zip(one, two, strict=True):
+        for name in ("train/loss", "train/grad_norm", "train/entropy_nats"):
+            assert second[name] == pytest.approx(first[name], rel=1e-4, abs=1e-7), name
+    for name, tensor in weights_one.items():
+        assert (tensor - weights_two[name]).norm() / tensor.norm() < 1e-4, name
