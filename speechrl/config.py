@@ -350,7 +350,7 @@ class TranscribeConfig(Section):
 class ServeRewardConfig(Section):
     """Serve a reward file over HTTP."""
 
-    file: tyro.conf.Positional[str]
+    file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FILE")]
     """Python file with reward_func(queries, prompts, labels)."""
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -472,7 +472,7 @@ def _check_train(config: TrainConfig) -> None:
         )
     if prompts < config.actor.num_ranks:
         raise ValueError(
-            f"--rollout.batch_size {prompts} is below --actor.num_ranks {config.actor.num_ranks}: a rank would get no prompt"
+            f"--rollout.batch_size {prompts} is below --actor.num_ranks {config.actor.num_ranks}: ranks would be idle"
         )
     if config.train.max_seconds:
         raise ValueError("--train.max_seconds is for speechrl sft; use --train.max_steps here")

@@ -15,6 +15,7 @@ from speechrl.training.inference import InferenceRank
 from speechrl.training.policy import Place, PolicyRank
 
 G = TypeVar("G", bound=RankGroup)
+CPUS_PER_RANK = 2  # of Ray's logical CPUs: a policy rank and a reference rank
 REFERENCE_GPU_SHARE = 0.3  # of the GPU that a reference rank shares with a policy rank
 
 
@@ -36,7 +37,8 @@ def cluster(options: RayOptions, num_ranks: int) -> Iterator[None]:
     if options.address:
         ray.init(address=options.address, **common)
     else:
-        cpus = max(os.cpu_count() or 1, 2 * num_ranks + 2)  # logical: every rank and its reference must find a place
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # idle workers would only delay the ranks
+        cpus = CPUS_PER_RANK * num_ranks  # logical: a rank and its reference must find a place
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, object_store_memory=512 * 2**20, **common)
     try:
         yield
@@ -123,7 +125,7 @@ def _on_gpu(device: str) -> bool:
 def _reserve(num_ranks: int, gpus: int, timeout_s: float) -> Any:
     import ray
 
-    bundles = [{"CPU": 2, "GPU": gpus} if gpus else {"CPU": 2} for _ in range(num_ranks)]
+    bundles = [{"CPU": CPUS_PER_RANK, "GPU": gpus} if gpus else {"CPU": CPUS_PER_RANK} for _ in range(num_ranks)]
     placement = ray.util.placement_group(bundles, strategy="PACK")
     ready, _ = ray.wait([placement.ready()], timeout=timeout_s)
     if not ready:

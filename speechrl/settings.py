@@ -44,7 +44,7 @@ def parse(cls: type[C], argv: Sequence[str], prog: str, check: Callable[[C], Non
             prog=prog,
             args=argv,
             default=default,
-            description=cls.__doc__,
+            description=f"{cls.__doc__}\n--config FILE reads options from a YAML file first; flags win over it.",
             use_underscores=True,
             registry=_REGISTRY,
         )
@@ -162,7 +162,7 @@ def _validate(cls: type[C], values: dict[str, Any]) -> C:
 
 
 def _explain(error: ValidationError) -> str:
-    """"--actor.adam.lr: Input should be greater than 0, got -1.0", one after the other."""
+    """ "--actor.adam.lr: Input should be greater than 0, got -1.0", one after the other."""
     lines = []
     for problem in error.errors(include_url=False):
         # numbers in the place are positions in a list, which has one flag

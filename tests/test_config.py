@@ -53,11 +53,9 @@ def write(path: Path, values: object) -> str:
 
 
 def test_flags_become_typed_nested_values():
-    config = parse(
-        "train",
-        [*TRAIN, "--actor.adam.lr", "3e-5", "--actor.adam.betas", "0.8", "0.9", "--actor.freeze", "encoder", "projector"]
-        + ["--ds.zero_stage", "3", "--algo.kl.no_use_loss", "--data.no_shuffle", "--ckpt.overwrite"],
-    )
+    flags = "--actor.adam.lr 3e-5 --actor.adam.betas 0.8 0.9 --actor.freeze encoder projector --ds.zero_stage 3"
+    switches = "--algo.kl.no_use_loss --data.no_shuffle --ckpt.overwrite"
+    config = parse("train", [*TRAIN, *flags.split(), *switches.split()])
     assert isinstance(config, options.TrainConfig)
     assert config.actor.adam == options.Adam(lr=3e-5, betas=(0.8, 0.9))
     assert config.actor.freeze == ("encoder", "projector")
@@ -115,7 +113,7 @@ def test_a_section_in_yaml_keeps_the_commands_own_defaults(tmp_path: Path):
 def test_a_saved_config_is_read_back_equal(command: str, tmp_path: Path):
     argv = {"eval": EVAL, "synth": []}.get(command, TRAIN if command != "sft" else SFT)
     if command not in ("synth",):
-        argv = [*argv, "--data.instruction", "把音频转成文字: \"a\"\n", "--actor.adam.lr", "1e-07", "--actor.freeze"]
+        argv = [*argv, "--data.instruction", '把音频转成文字: "a"\n', "--actor.adam.lr", "1e-07", "--actor.freeze"]
     config = parse(command, argv)
     dump(config, tmp_path / "c.yaml")
     assert load(CONFIGS[command], tmp_path / "c.yaml") == config
@@ -133,9 +131,9 @@ def test_a_config_is_frozen():
     config = parse("train", TRAIN)
     assert isinstance(config, options.TrainConfig)
     with pytest.raises(ValidationError, match="frozen"):
-        config.actor.adam.lr = 1.0  # type: ignore[misc]
+        config.actor.adam.lr = 1.0
     with pytest.raises(ValidationError, match="frozen"):
-        config.ds = options.Ds()  # type: ignore[misc]
+        config.ds = options.Ds()
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -257,12 +255,13 @@ def test_help_lists_and_explains_every_option(command: str, capsys: pytest.Captu
         parse(command, ["--help"])
     assert stopped.value.code == 0
     shown = " ".join(re.sub("[│─╭╮╰╯]", " ", capsys.readouterr().out).split())
+    assert "--config FILE" in shown
     listed = list(flags(CONFIGS[command]))
     assert [name for name, text in listed if not text] == []
     for name, text in listed:
         positional = (command, name) == ("serve-reward", "file")
         # the help stands behind its own flag, before the next one
-        place = "FILE" if positional else rf"--{re.escape(name)}(?:, --[\w.]+)?(?: [^-].*?)?"
+        place = "FILE" if positional else rf"--{re.escape(name)}(?:, --[\w.]+)?(?:(?! --).)*?"
         assert text is not None
         assert re.search(rf"{place} {re.escape(' '.join(text.split()))}", shown, re.IGNORECASE), name
 
