@@ -32,7 +32,8 @@ find_python() {
 find_uv() {
   local private=.tools/uv python
   if command -v uv; then return; fi
-  if ! "$private/bin/uv" --version > /dev/null 2>&1; then
+  # its output counts: a file that was cut off at 0 bytes runs as an empty script, and succeeds
+  if [[ $("$private/bin/uv" --version 2> /dev/null) != uv* ]]; then
     python=$(find_python)
     python=${python:-$(command -v python3 || true)}
     [ -n "$python" ] || fail "no uv and no python3 on PATH: install Python 3.11 or 3.12"
@@ -92,7 +93,8 @@ set_up() {
   else
     mkdir -p .tools
     (
-      flock 9  # two scripts started together: the second waits, then finds everything done
+      # of two scripts started together the second waits, then finds everything done
+      flock --nonblock 9 || { say "waiting for another set-up in this folder"; flock 9; }
       if ! fits "$requirements"; then
         uv=$(find_uv)
         install "$uv" "$requirements"
