@@ -309,8 +309,8 @@ DEFAULT_SIZES = {
     "rl_train_clean": 400,
     "dev_noisy": 200,
     "dev_clean": 200,
-    "test_noisy": 500,
-    "test_clean": 500,
+    "test_noisy": 400,
+    "test_clean": 400,
 }
 HELD_OUT_SHARE = 0.55  # of a grid's phrases, at most: the others are for training
 MAX_TRIES = 30
