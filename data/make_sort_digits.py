@@ -29,7 +29,9 @@ def main() -> None:
     while len(tasks) < arguments.train + arguments.dev:
         digits = random_stream.choices("0123456789", k=random_stream.randint(3, 5))
         tasks[" ".join(digits) + " ->"] = " ".join(sorted(digits))
-    rows = [{"id": f"sort-{index}", "prompt": prompt, "text": text} for index, (prompt, text) in enumerate(tasks.items())]
+    rows = [
+        {"id": f"sort-{index}", "prompt": prompt, "text": text} for index, (prompt, text) in enumerate(tasks.items())
+    ]
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_manifest(arguments.out / "train.jsonl", rows[: arguments.train])
     write_manifest(arguments.out / "dev.jsonl", rows[arguments.train :])

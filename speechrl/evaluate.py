@@ -50,7 +50,9 @@ def greedy(options: Eval) -> Sampling:
     return Sampling(temperature=0.0, max_new_tokens=options.max_new_tokens, batch_size=options.batch_size)
 
 
-def decode(engine: RolloutEngine, utterances: Sequence[Utterance], options: Eval, reward: RewardClient | None) -> list[Decoded]:
+def decode(
+    engine: RolloutEngine, utterances: Sequence[Utterance], options: Eval, reward: RewardClient | None
+) -> list[Decoded]:
     """Transcribe every utterance greedily and count its errors."""
     groups = engine.generate(utterances, greedy(options))
     scores: Sequence[Scores | None] = reward.score(groups) if reward is not None else [None] * len(groups)
@@ -90,7 +92,9 @@ def _f1(counts: KeywordCounts) -> tuple[float, float] | None:
 
 def rates(decoded: Sequence[Decoded]) -> dict[str, float]:
     """Corpus metrics; those that nothing counts towards are left out."""
-    return {name: sum(n for n, _ in pairs) / max(sum(d for _, d in pairs), 1) for name, pairs in _pairs(decoded).items()}
+    return {
+        name: sum(n for n, _ in pairs) / max(sum(d for _, d in pairs), 1) for name, pairs in _pairs(decoded).items()
+    }
 
 
 def rates_with_intervals(decoded: Sequence[Decoded], seed: int) -> dict[str, Rate]:
@@ -103,7 +107,9 @@ def rates_with_intervals(decoded: Sequence[Decoded], seed: int) -> dict[str, Rat
 
 
 def _pairs(decoded: Sequence[Decoded]) -> dict[str, list[tuple[float, float]]]:
-    found = {name: [pair for item in decoded if (pair := pair_of(item)) is not None] for name, pair_of in METRICS.items()}
+    found = {
+        name: [pair for item in decoded if (pair := pair_of(item)) is not None] for name, pair_of in METRICS.items()
+    }
     return {name: pairs for name, pairs in found.items() if pairs}
 
 
@@ -123,7 +129,8 @@ def evaluate_models(config: EvalConfig) -> dict:
     out = Path(config.output_dir)
     out.mkdir(parents=True, exist_ok=True)
     sets = {
-        name: read_checked(path, config.data) for name, path in named_paths(config.eval.dataset, "--eval.dataset").items()
+        name: read_checked(path, config.data)
+        for name, path in named_paths(config.eval.dataset, "--eval.dataset").items()
     }
     reward = RewardClient.from_options(config.reward) if config.reward.remote_url else None
     report: dict = {"models": {}, "seed": config.seed}

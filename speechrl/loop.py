@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -84,9 +84,6 @@ class Clock:
         yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started
 
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> dict[str, float]:
         """time/STAGE_s of each stage and time/step_s of the whole."""
         return self._seconds | {"time/step_s": time.monotonic() - self._started}
-
-
-__all__: Sequence[str] = ("Clock", "train")

@@ -58,7 +58,8 @@ def check(config: CheckConfig) -> list[str]:
     lines = []
     train = {f"training set {index + 1}": source for index, source in enumerate(read_sources(config.data))}
     held_out = {
-        name: read_checked(path, config.data) for name, path in named_paths(config.eval.dataset, "--eval.dataset").items()
+        name: read_checked(path, config.data)
+        for name, path in named_paths(config.eval.dataset, "--eval.dataset").items()
     }
     sets: dict[str, Sequence[Utterance]] = {**train, **held_out}
     for name, utterances in sets.items():

@@ -113,7 +113,9 @@ def advantages(
     # on the rewards of the task alone: a KL penalty differs in every sample and would let each group pass
     spread_P = has_spread(rewards_PG, valid_PG, config.algo.advantage.min_std)
     if ref_logprobs and not kl.use_loss:
-        kl_PG = torch.tensor([_sequence_kl(group, ref, kl.estimator) for group, ref in zip(groups, ref_logprobs, strict=True)])
+        kl_PG = torch.tensor(
+            [_sequence_kl(group, ref, kl.estimator) for group, ref in zip(groups, ref_logprobs, strict=True)]
+        )
         rewards_PG = rewards_PG - kl.init_coef * kl_PG
         metrics["reward/kl_penalty_nats"] = float(kl_PG.mean())
     advantages_PG = ADVANTAGES[config.algo.advantage.estimator](rewards_PG, valid_PG)

@@ -50,8 +50,16 @@ def noise_manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
     rows = []
     for index in range(12):
         seconds = 0.4 + 0.15 * index
-        write_wav(folder / f"{index}.wav", (0.1 * stream.standard_normal(int(16000 * seconds))).astype(np.float32), 16000)
-        row = {"id": f"n{index}", "audio": f"{index}.wav", "text": f"turn {index} on", "language": "English", "keywords": ["turn"]}
+        write_wav(
+            folder / f"{index}.wav", (0.1 * stream.standard_normal(int(16000 * seconds))).astype(np.float32), 16000
+        )
+        row = {
+            "id": f"n{index}",
+            "audio": f"{index}.wav",
+            "text": f"turn {index} on",
+            "language": "English",
+            "keywords": ["turn"],
+        }
         rows.append(row)
     write_manifest(folder / "noise.jsonl", rows)
     return str(folder / "noise.jsonl")

@@ -20,7 +20,11 @@ ROOT = Path(__file__).parent.parent
 def speechrl(*arguments: str, check: bool = True) -> subprocess.CompletedProcess:
     """Run a command as a user does; on failure show what it said."""
     done = subprocess.run(
-        [sys.executable, "-m", "speechrl.cli", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=400
+        [sys.executable, "-m", "speechrl.cli", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=400,
     )
     assert not check or done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done
@@ -62,8 +66,11 @@ def test_five_steps_from_audio_to_export(five_steps: Path, qwen3_asr: str) -> No
         assert line["train/grad_norm"] > 0
         assert line["rollout/prompts"] == 4
     assert lines[0]["train/kl_nats"] < lines[-1]["train/kl_nats"]  # the policy leaves the reference
-    assert 0 <= lines[-1]["eval/dev/cer"]
-    before, after = load_model(qwen3_asr).model.state_dict(), load_model(str(five_steps / "hf" / "last")).model.state_dict()
+    assert lines[-1]["eval/dev/cer"] >= 0
+    before, after = (
+        load_model(qwen3_asr).model.state_dict(),
+        load_model(str(five_steps / "hf" / "last")).model.state_dict(),
+    )
     for name, tensor in before.items():
         same = torch.equal(tensor, after[name])
         assert same == name.startswith("model.audio_tower."), name  # the encoder is frozen, all else moved
@@ -76,14 +83,18 @@ def test_five_steps_from_audio_to_export(five_steps: Path, qwen3_asr: str) -> No
 def test_export_command_gives_the_checkpoint(five_steps: Path, tmp_path: Path) -> None:
     """`speechrl export` of step 4's checkpoint equals the hf export that the run wrote at step 4."""
     speechrl("export", "--checkpoint", five_steps / "checkpoints" / "step_4", "--out", tmp_path / "out")
-    exported, written = (load_model(str(path)).model.state_dict() for path in (tmp_path / "out", five_steps / "hf" / "step_4"))
+    exported, written = (
+        load_model(str(path)).model.state_dict() for path in (tmp_path / "out", five_steps / "hf" / "step_4")
+    )
     assert all(torch.equal(tensor, written[name]) for name, tensor in exported.items())
 
 
 def test_resumed_equals_uninterrupted(causal_lm: str, tmp_path: Path) -> None:
     """Three steps, a stop, and three more give the weights of six steps in one go."""
     manifest = tmp_path / "sort.jsonl"
-    rows = [{"id": f"s{i}", "prompt": f"{i} {9 - i} ->", "text": " ".join(sorted([str(i), str(9 - i)]))} for i in range(9)]
+    rows = [
+        {"id": f"s{i}", "prompt": f"{i} {9 - i} ->", "text": " ".join(sorted([str(i), str(9 - i)]))} for i in range(9)
+    ]
     manifest.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
     flags = [*train_flags(causal_lm, str(manifest), tmp_path / "whole", 6), "--ckpt.save_steps", "3"]
     flags[flags.index("rewards/asr.py")] = "rewards/text_rule.py"
@@ -114,7 +125,9 @@ def test_a_bad_reward_stops_the_run_and_names_the_sample(
     body: str, expected: str, causal_lm: str, tmp_path: Path
 ) -> None:
     (tmp_path / "bad.py").write_text(f"def reward_func(queries, prompts, labels):\n    {body}\n")
-    (tmp_path / "m.jsonl").write_text("\n".join(json.dumps({"prompt": f"{i} ->", "text": "1"}) for i in range(5)) + "\n")
+    (tmp_path / "m.jsonl").write_text(
+        "\n".join(json.dumps({"prompt": f"{i} ->", "text": "1"}) for i in range(5)) + "\n"
+    )
     flags = train_flags(causal_lm, str(tmp_path / "m.jsonl"), tmp_path / "run", 1)
     flags[flags.index("rewards/asr.py")] = str(tmp_path / "bad.py")
     done = speechrl("train", *flags, check=False)

@@ -14,6 +14,7 @@ NAN = float("nan")
 CONSTANT_LENGTH = 7.0
 
 
+# long: a test names what it varies
 def step_loss(loss, normaliser, logp, old, adv, mask, totals=None, low=0.2, high=0.2):
     total_tokens, total_sequences = totals or count_trained(mask)
     weight = NORMALISERS[normaliser](mask, total_tokens, total_sequences, CONSTANT_LENGTH)

@@ -31,7 +31,9 @@ def utterances(tmp_path_factory: pytest.TempPathFactory) -> list[Utterance]:
     for index, seconds in enumerate([0.31, 0.83, 1.72, 2.5]):
         path = folder / f"{index}.wav"
         write_wav(path, (0.1 * stream.standard_normal(int(16000 * seconds))).astype(np.float32), 16000)
-        found.append(Utterance(f"u{index}", f"turn {index}", AudioRef(str(path)), language="English", where=f"m:{index}"))
+        found.append(
+            Utterance(f"u{index}", f"turn {index}", AudioRef(str(path)), language="English", where=f"m:{index}")
+        )
     return found
 
 
@@ -127,7 +129,7 @@ def test_sampler_logprobs_are_the_trainers(
 
 
 def test_rollouts_do_not_depend_on_the_batch(qwen3_asr: str, utterances: list[Utterance]) -> None:
-    """A sample is a function of weights, utterance, index, seed and step: not of order, batch or what else is sampled."""
+    """A sample is a function of weights, utterance, index, seed and step: not of order or batch."""
     rank = make_rank(qwen3_asr)
     sampling = Sampling(num_samples=3, max_new_tokens=10, batch_size=4, seed=1, step=7)
     together = rank.generate(utterances, sampling)
@@ -156,7 +158,9 @@ def test_sampling_follows_the_distribution(qwen3_asr: str, utterances: list[Utte
     assert chi_square < 2.0 * int(live.sum())
 
 
-@pytest.mark.parametrize(("top_k", "top_p", "allowed"), [(2, 1.0, {0, 1}), (0, 0.75, {0, 1}), (0, 0.4, {0}), (1, 1.0, {0})])
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "allowed"), [(2, 1.0, {0, 1}), (0, 0.75, {0, 1}), (0, 0.4, {0}), (1, 1.0, {0})]
+)
 def test_truncation_keeps_the_likeliest_and_renormalises(top_k: int, top_p: float, allowed: set[int]) -> None:
     """Probabilities 0.5, 0.3, 0.2 by hand."""
     from speechrl.rollout.native import _choose
@@ -202,7 +206,9 @@ def test_export_reads_back_and_keeps_the_layout(family: str, tmp_path: Path, req
     write_folder(loaded.model, loaded.processor, loaded.model.state_dict(), tmp_path / "out")
     before, after = (load_file(Path(p) / "model.safetensors") for p in (path, tmp_path / "out"))
     assert set(before) == set(after)
-    assert all(torch.allclose(after[name], before[name] + 0.01, atol=1e-6) for name in before if "embed_positions" not in name)
+    assert all(
+        torch.allclose(after[name], before[name] + 0.01, atol=1e-6) for name in before if "embed_positions" not in name
+    )
     if family == "qwen2_audio":
         assert "language_model.model.embed_tokens.weight" in after  # the published name, which vLLM reads
     names = {p.name for p in Path(path).iterdir()}

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from speechrl.config import Actor, Adam, Algo, Data, Ds, RayOptions, Reward, Rollout, Train, TrainConfig
 from speechrl.launch import cluster, start_policy, stop
 from speechrl.models.load import load_processor, read_family
-from speechrl.types import Group, Prompt, Rollout as Sample, TrainGroup, Utterance
+from speechrl.types import Group, Prompt, TrainGroup, Utterance
+from speechrl.types import Rollout as Sample
 
 pytestmark = pytest.mark.e2e
 
@@ -36,7 +37,9 @@ def groups_of(path: str) -> list[TrainGroup]:
 
 def run(path: str, num_ranks: int, stage: int, micro: int, out: Path, device: str = "cpu") -> tuple[list[dict], dict]:
     config = TrainConfig(
-        actor=Actor(model_name_or_path=path, num_ranks=num_ranks, adam=Adam(lr=1e-2, eps=1e-3), device=device, max_norm=0.05),
+        actor=Actor(
+            model_name_or_path=path, num_ranks=num_ranks, adam=Adam(lr=1e-2, eps=1e-3), device=device, max_norm=0.05
+        ),
         data=Data(prompt_dataset=("x",)),
         ds=Ds(zero_stage=stage, param_dtype="fp32"),
         rollout=Rollout(batch_size=5, n_samples_per_prompt=4),

@@ -101,7 +101,7 @@ def test_the_manifest_says_what_the_audio_is(utterances: dict[str, list[Utteranc
         assert Counter(row.language for row in rows) == {"English": 6, "Chinese": 6}
         for row in rows:
             assert row.audio is not None and duration_s_of(row.audio) == row.duration_s
-            assert 0.7 <= duration_s_of(row.audio) <= 3.0
+            assert 0.5 <= duration_s_of(row.audio) <= 3.0
             assert 0.29 < np.abs(load_audio(row.audio)).max() < 0.91
             assert all(word in row.text for word in row.keywords)
             low, high = SPLITS[name].snr_db
@@ -153,7 +153,7 @@ def test_default_sizes_have_enough_phrases() -> None:
         if split.held_out:
             assert len(texts[name]) > 0.8 * DEFAULT_SIZES[name]  # a few commands stand twice, in other voices
         repeats = Counter(phrase.text for _, phrase in plan[name]).most_common(1)[0][1]
-        assert repeats <= 4
+        assert repeats <= 10  # there are 270 commands a language, training has some 600
     characters = set("".join(phrase.text for rows in plan.values() for _, phrase in rows))
     assert characters <= set(speech_vocabulary())
     assert plan_phrases(DEFAULT_SIZES, seed=1) != plan

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Put the quickstart's numbers into RUN/summary.json and print its table.
 
-    python recipes/asr/quickstart_summary.py runs/quickstart --seed 0
+python recipes/asr/quickstart_summary.py runs/quickstart --seed 0
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-COLUMNS = {"cer": "CER %", "wer": "WER %", "keyword_f1": "keyword F1 %", "insertion_rate": "insertions %", "reward": "reward"}
+COLUMNS = {
+    "cer": "CER %",
+    "wer": "WER %",
+    "keyword_f1": "keyword F1 %",
+    "insertion_rate": "insertions %",
+    "reward": "reward",
+}
 
 
 def main() -> None:

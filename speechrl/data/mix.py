@@ -32,7 +32,9 @@ class MixedLoader:
         else:
             counts = largest_remainder(shares, batch_size)
             if 0 in counts:
-                raise ValueError(f"--data.probabilities {tuple(shares)}: a share of {flag} {batch_size} rounds to 0 utterances")
+                raise ValueError(
+                    f"--data.probabilities {tuple(shares)}: a share of {flag} {batch_size} rounds to 0 utterances"
+                )
         self._loaders = [
             UtteranceLoader(source, count, seed + index, shuffle)
             for index, (source, count) in enumerate(zip(sources, counts, strict=True))

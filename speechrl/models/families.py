@@ -87,7 +87,9 @@ def _qwen3_asr_answer(utterance: Utterance, with_language: bool) -> str:
         return utterance.text
     language = language_name(utterance.language)
     if not language:
-        raise ValueError(f"{utterance.where}: utterance {utterance.id} has no `language`; add it or use --sft.no_label_language")
+        raise ValueError(
+            f"{utterance.where}: utterance {utterance.id} has no `language`; add it or use --sft.no_label_language"
+        )
     return _qwen3_asr_prefill(language) + utterance.text
 
 
@@ -141,7 +143,7 @@ def _qwen2_audio_tokens(num_frames: int) -> int:
 
 
 def _qwen2_audio_encode(encoder: nn.Module, features: Sequence[Features]) -> list[Tensor]:
-    """All clips are 30 s windows; the mask keeps real frames from looking at the padding, as the model's own forward does."""
+    """All clips are 30 s windows; the mask hides padding from real frames, as the model's own forward does."""
     weight = next(encoder.parameters())
     mel_BMF = torch.stack([item.mel_MF for item in features]).to(weight)
     positions = mel_BMF.shape[-1] // 2  # after the stride-2 convolution

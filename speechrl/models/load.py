@@ -77,7 +77,9 @@ def load_model(
     )
     faults = {key: sorted(map(str, report[key])) for key in ("missing_keys", "mismatched_keys") if report[key]}
     if faults:
-        raise ValueError(f"--actor.model_name_or_path {path}: weights do not fit the config: {json.dumps(faults)[:500]}")
+        raise ValueError(
+            f"--actor.model_name_or_path {path}: weights do not fit the config: {json.dumps(faults)[:500]}"
+        )
     processor = load_processor(path, family, trust_remote_code)
     return LoadedModel(model=model.eval(), processor=processor, family=family, path=path)
 
@@ -118,7 +120,7 @@ def freeze(model: nn.Module, family: Family, roles: Iterable[str]) -> dict[str, 
     unknown = frozen - set(family.roles)
     if unknown:
         raise ValueError(f"--actor.freeze {' '.join(sorted(unknown))}: family {family.name} has no such role")
-    counts = {role: (0, 0) for role in family.roles}
+    counts = dict.fromkeys(family.roles, (0, 0))
     for name, parameter in model.named_parameters():
         role = role_of(name, family)
         # fixed sinusoidal tables of some encoders never train

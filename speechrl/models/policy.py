@@ -72,11 +72,6 @@ class PolicyModule(nn.Module):
             return _get_module(self.model, self.family.roles["language_model"][0])
         return self.model.base_model
 
-    def full_state(self) -> dict[str, Tensor]:
-        """Every weight of the whole model under the model's own names, a frozen encoder included, a CTC head left out."""
-        state = {name.removeprefix("model."): value for name, value in self.state_dict().items() if name.startswith("model.")}
-        return state | self.frozen_state()
-
     def frozen_state(self) -> dict[str, Tensor]:
         """The weights of a frozen encoder under the model's own names."""
         prefix = self.family.roles["encoder"][0] if self._frozen else ""
@@ -86,7 +81,7 @@ class PolicyModule(nn.Module):
 
     @torch.no_grad()
     def encode(self, features: Sequence[Features]) -> list[Tensor]:
-        """Encoder outputs [A, D] of utterances, before the projector. No gradient: for a frozen encoder and rollouts."""
+        """Encoder outputs [A, D] before the projector. No gradient: for a frozen encoder and rollouts."""
         assert self.family.encode is not None
         return self.family.encode(self.encoder, features)
 
@@ -109,7 +104,7 @@ class PolicyModule(nn.Module):
         return config.audio_token_id if hasattr(config, "audio_token_id") else config.audio_token_index
 
     def logprobs_of(self, hidden_NH: Tensor, temperature: float) -> Tensor:
-        """[N, V] float32 log-probs of the distribution that is sampled from: after the temperature, without banned ids."""
+        """[N, V] float32 log-probs of what is sampled from: after the temperature, without banned ids."""
         logits_NV = self.model.get_output_embeddings()(hidden_NH).float() / temperature
         if len(self._banned):
             logits_NV = logits_NV.index_fill(-1, self._banned.to(logits_NV.device), float("-inf"))

@@ -71,7 +71,9 @@ class PromptBuilder:
 
     def _audio_prompt(self, utterance: Utterance) -> Prepared:
         if utterance.audio is None:
-            raise ValueError(f"{utterance.where}: utterance {utterance.id} has no audio, which {self.family.name} needs")
+            raise ValueError(
+                f"{utterance.where}: utterance {utterance.id} has no audio, which {self.family.name} needs"
+            )
         rate_hz = self.processor.feature_extractor.sampling_rate
         samples = load_audio(utterance.audio, rate_hz, utterance.where)
         if len(samples) > self.family.max_audio_s * rate_hz:

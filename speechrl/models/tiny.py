@@ -36,6 +36,7 @@ CHAT_TEMPLATE = (
 )
 QWEN3_AUDIO = {"audio_bos_token": "<|audio_start|>", "audio_token": "<|audio_pad|>", "audio_eos_token": "<|audio_end|>"}
 QWEN2_AUDIO = {"audio_bos_token": "<|audio_bos|>", "audio_token": "<|AUDIO|>", "audio_eos_token": "<|audio_eos|>"}
+NUM_MEL_BINS = 80
 WORDS = ("<asr_text>", "system", "user", "assistant", "language", "English", "Chinese")
 
 
@@ -68,7 +69,6 @@ def build_qwen3_asr(
     width: int = 160,
     encoder_layers: int = 3,
     decoder_layers: int = 3,
-    num_mel_bins: int = 80,
     tie_word_embeddings: bool = True,
 ) -> None:
     """Write an untrained Qwen3-ASR of `width` hidden units (1.4 M parameters by default) to `out`."""
@@ -80,18 +80,19 @@ def build_qwen3_asr(
             encoder_layers=encoder_layers,
             encoder_attention_heads=4,
             encoder_ffn_dim=2 * width,
-            num_mel_bins=num_mel_bins,
+            num_mel_bins=NUM_MEL_BINS,
             downsample_hidden_size=32,
             output_dim=width,
         ),
-        text_config=_decoder_shape(len(tokenizer), width, decoder_layers, tie_word_embeddings) | {"model_type": "qwen3"},
+        text_config=_decoder_shape(len(tokenizer), width, decoder_layers, tie_word_embeddings)
+        | {"model_type": "qwen3"},
         audio_token_id=tokenizer.convert_tokens_to_ids(QWEN3_AUDIO["audio_token"]),
         timestamp_token_id=0,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         tie_word_embeddings=tie_word_embeddings,
     )
-    extractor = Qwen3ASRFeatureExtractor(feature_size=num_mel_bins)
+    extractor = Qwen3ASRFeatureExtractor(feature_size=NUM_MEL_BINS)
     processor = Qwen3ASRProcessor(extractor, tokenizer, chat_template=tokenizer.chat_template)
     _write(Qwen3ASRForConditionalGeneration(config), processor, tokenizer, out)
 
@@ -102,7 +103,11 @@ def build_qwen2_audio(out: str | Path, characters: Iterable[str], seed: int = 0,
     torch.manual_seed(seed)
     config = Qwen2AudioConfig(
         audio_config=dict(
-            d_model=width, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=2 * width, num_mel_bins=80
+            d_model=width,
+            encoder_layers=2,
+            encoder_attention_heads=4,
+            encoder_ffn_dim=2 * width,
+            num_mel_bins=NUM_MEL_BINS,
         ),
         text_config=_decoder_shape(len(tokenizer), width, 2, False) | {"model_type": "qwen2"},
         audio_token_index=tokenizer.convert_tokens_to_ids(QWEN2_AUDIO["audio_token"]),
@@ -110,7 +115,7 @@ def build_qwen2_audio(out: str | Path, characters: Iterable[str], seed: int = 0,
         eos_token_id=tokenizer.eos_token_id,
         tie_word_embeddings=False,
     )
-    extractor = WhisperFeatureExtractor(feature_size=80)
+    extractor = WhisperFeatureExtractor(feature_size=NUM_MEL_BINS)
     processor = Qwen2AudioProcessor(extractor, tokenizer, chat_template=tokenizer.chat_template)
     _write(Qwen2AudioForConditionalGeneration(config), processor, tokenizer, out)
 

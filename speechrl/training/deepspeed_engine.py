@@ -1,4 +1,4 @@
-"""The few lines that know DeepSpeed's quirks: set-up, one optimiser step over micro-batches, whole weights, checkpoints.
+"""The few lines that know DeepSpeed's quirks: set-up, one optimiser step over micro-batches, whole weights.
 
 Loss scale: DeepSpeed averages gradients over ranks, so a loss that is already divided by the global number of tokens
 is multiplied by the number of ranks before backward. Gradient accumulation is driven by hand (boundary on the last
@@ -22,7 +22,9 @@ from speechrl.config import Actor, Ds
 
 def join(rank: int, world_size: int, address: str, port: int, device: torch.device, timeout_s: float) -> None:
     """Enter the process group of the policy ranks (NCCL on CUDA, gloo on the CPU)."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(world_size), MASTER_ADDR=address, MASTER_PORT=str(port))
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(world_size), MASTER_ADDR=address, MASTER_PORT=str(port)
+    )
     if device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     else:
@@ -99,7 +101,9 @@ def whole_state(
     module = engine.module
     copies: dict[int, Tensor] = {}  # by the identity of the parameter
     tensors = dict(module.named_parameters(remove_duplicate=False))
-    wanted = {name: tensors.get(name, value) for name, value in module.state_dict(keep_vars=True).items() if names(name)}
+    wanted = {
+        name: tensors.get(name, value) for name, value in module.state_dict(keep_vars=True).items() if names(name)
+    }
     unique = list({id(value): value for value in wanted.values()}.values())
     for bucket in _buckets(unique, bucket_bytes):
         with _gathered(bucket):

@@ -15,7 +15,7 @@ from torch import Tensor
 from speechrl.config import Actor, Data
 from speechrl.models.families import Features
 from speechrl.models.load import encoder_digest, freeze, load_model
-from speechrl.models.policy import PolicyModule, disable_dropout
+from speechrl.models.policy import PolicyModule
 from speechrl.models.prompts import Prepared, PromptBuilder
 from speechrl.rollout.engine import Sampling
 from speechrl.rollout.native import Completion, sample
@@ -169,6 +169,3 @@ def quiet_libraries() -> None:
     hf_logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-
-__all__ = ["InferenceRank", "disable_dropout", "pick_device", "quiet_libraries"]

@@ -22,8 +22,8 @@ from speechrl.algorithms.kl import masked_kl
 from speechrl.algorithms.losses import NORMALISERS, POLICY_LOSSES
 from speechrl.config import Common, SftConfig, TrainConfig
 from speechrl.data.normalise import words
-from speechrl.models.families import Features
 from speechrl.models.export import write_folder
+from speechrl.models.families import Features
 from speechrl.models.load import load_model
 from speechrl.models.policy import CtcTarget, PolicyModule, disable_dropout
 from speechrl.training import deepspeed_engine
@@ -52,9 +52,7 @@ class PolicyRank(InferenceRank):
 
     def __init__(self, config: Common, place: Place, ctc_units: dict[str, int] | None = None):
         device = pick_device(config.actor.device)
-        deepspeed_engine.join(
-            place.rank, place.world_size, place.address, place.port, device, config.ds.comm_timeout_s
-        )
+        deepspeed_engine.join(place.rank, place.world_size, place.address, place.port, device, config.ds.comm_timeout_s)
         self.config, self.place = config, place
         _seed_everything(config.train.seed)
         super().__init__(
@@ -100,9 +98,7 @@ class PolicyRank(InferenceRank):
             "train/optimizer_steps": float(self.weights_version),
         }
 
-    def _update_once(
-        self, rows: list[Row], audio: Audio, learning_rate: float, meter: Meter
-    ) -> float:
+    def _update_once(self, rows: list[Row], audio: Audio, learning_rate: float, meter: Meter) -> float:
         config = self.config
         assert isinstance(config, TrainConfig)
         trained = [row for row in rows if row.weight]
@@ -118,13 +114,13 @@ class PolicyRank(InferenceRank):
         if not np.isfinite(norm):
             raise FloatingPointError(f"the gradient norm is {norm} at optimiser step {self.weights_version}")
         if norm == 0.0 and totals["signal"]:
-            raise FloatingPointError("the gradient is exactly 0 although advantages are not: the loss reaches no weight")
+            raise FloatingPointError(
+                "the gradient is exactly 0 although advantages are not: the loss reaches no weight"
+            )
         self.weights_version += 1
         return norm
 
-    def _policy_loss(
-        self, rows: list[Row], audio: Audio, totals: dict[str, float], meter: Meter
-    ) -> Tensor:
+    def _policy_loss(self, rows: list[Row], audio: Audio, totals: dict[str, float], meter: Meter) -> Tensor:
         """This micro-batch's share of the global loss."""
         config = self.config
         assert isinstance(config, TrainConfig)
@@ -237,7 +233,7 @@ class PolicyRank(InferenceRank):
     # --- shared by both ---------------------------------------------------------------------------------------------
 
     def _audio_of(self, utterances: Sequence[Utterance]) -> Audio:
-        """What stands for each utterance's audio in a batch: its encoder output, or its features if the encoder trains."""
+        """What stands for each audio in a batch: its encoder output, or its features if the encoder trains."""
         prepared = self.prepare(utterances)
         if self.module.encoder_is_frozen or not self.family.has_audio:
             return dict(self.encode(prepared))
@@ -273,7 +269,7 @@ class PolicyRank(InferenceRank):
     # --- saving -----------------------------------------------------------------------------------------------------
 
     def export(self, out: str) -> None:
-        """Write a Hugging Face folder (rank 0; the others help to gather). Raises ExportError if it reads back unequal."""
+        """Write a Hugging Face folder (rank 0; the others help). Raises ExportError if it reads back unequal."""
         state = deepspeed_engine.whole_state(self.engine, lambda name: name.startswith("model."))
         if self.place.rank == 0:
             whole = {name.removeprefix("model."): value for name, value in state.items()}
@@ -313,7 +309,9 @@ class Meter:
     def over_ranks(self, device: torch.device) -> dict[str, float]:
         """All sums added over ranks, with the gap's finished metrics."""
         gap = merge_gaps(self.gaps)
-        values = torch.tensor([*self.sums.values(), *(gap[name] for name in GAP_SUMS)], dtype=torch.float64, device=device)
+        values = torch.tensor(
+            [*self.sums.values(), *(gap[name] for name in GAP_SUMS)], dtype=torch.float64, device=device
+        )
         largest = torch.tensor(gap["abs_max"], dtype=torch.float64, device=device)
         dist.all_reduce(values)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)

@@ -1,7 +1,7 @@
 """The folder of a run: config, checkpoints, exports. Everything is written beside and renamed.
 
-    config.yaml  metrics.jsonl  samples.jsonl  tensorboard/
-    checkpoints/step_N/{deepspeed/, state.json}      hf/step_N/  hf/last -> step_N  hf/best -> step_M
+config.yaml  metrics.jsonl  samples.jsonl  tensorboard/
+checkpoints/step_N/{deepspeed/, state.json}      hf/step_N/  hf/last -> step_N  hf/best -> step_M
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class RunFolder:
             for name in ("metrics.jsonl", "samples.jsonl", "summary.json"):
                 (self.path / name).unlink(missing_ok=True)
         elif used and not config.ckpt.resume:
-            raise ValueError(f"--ckpt.output_dir {self.path} already holds a run: add --ckpt.resume or --ckpt.overwrite")
+            raise ValueError(
+                f"--ckpt.output_dir {self.path} already holds a run: add --ckpt.resume or --ckpt.overwrite"
+            )
         self.path.mkdir(parents=True, exist_ok=True)
         dump(config, self.path / "config.yaml")
 
