@@ -155,9 +155,13 @@ def _meeting_point(placement: Any) -> tuple[str, int]:
 def _free_port() -> tuple[str, int]:
     import ray
 
+    return ray.util.get_node_ip_address(), _free_socket_port()
+
+
+def _free_socket_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
-        return ray.util.get_node_ip_address(), probe.getsockname()[1]
+        return probe.getsockname()[1]
 
 
 def _ready(group: G, timeout_s: float) -> G:

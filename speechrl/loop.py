@@ -61,8 +61,10 @@ def train(config: TrainConfig) -> Path:
                 policy.forget()
             with clock("time/save_s"):
                 saver.after_step(step + 1, metrics, last)
-            tracker.log(step + 1, metrics | clock.metrics())
-            tracker.progress_line(step + 1, metrics | clock.metrics())
+            metrics |= clock.metrics()
+            metrics["rollout/tokens_per_s"] = metrics["rollout/tokens"] / metrics["time/rollout_s"]
+            tracker.log(step + 1, metrics)
+            tracker.progress_line(step + 1, metrics)
             if config.tracking.sample_steps and (step % config.tracking.sample_steps == 0 or last):
                 stages.show_samples(config, step + 1, tracker, groups, scores, train_groups)
         stages.check_encoder(facts, policy.describe())

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from speechrl.config import RayOptions
-from speechrl.launch import cluster
+from speechrl.launch import cluster, start_policy, stop
 
 from .test_e2e import metrics_of, speechrl, train_flags
-from .test_ranks import run
+from .test_ranks import config_of, groups_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
-needs = pytest.mark.skipif
 
 
-@needs(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_bf16_training_with_a_reference_on_one_gpu(qwen3_asr: str, noise_manifest: str, tmp_path: Path) -> None:
     flags = train_flags(qwen3_asr, noise_manifest, tmp_path / "run", 3)
     flags[flags.index("cpu")] = "cuda"
@@ -28,12 +28,21 @@ def test_bf16_training_with_a_reference_on_one_gpu(qwen3_asr: str, noise_manifes
         assert line["train/grad_norm"] > 0
 
 
-@needs(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def run(path: str, num_ranks: int, stage: int, micro: int, out: Path) -> tuple[list[dict], dict]:
+    groups = groups_of(path)
+    policy = start_policy(config_of(path, num_ranks, stage, micro, device="cuda"))
+    metrics = [policy.update([groups], 1e-2), policy.update([groups[:2], groups[2:]], 1e-2)]
+    policy.export(str(out))
+    stop(policy)
+    return metrics, load_file(out / "model.safetensors")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_two_gpus_equal_one(stage: int, causal_lm: str, tmp_path: Path) -> None:
     with cluster(RayOptions(), 4):
-        one, weights_one = run(causal_lm, 1, stage, 20, tmp_path / "one", device="cuda")
-        two, weights_two = run(causal_lm, 2, stage, 3, tmp_path / "two", device="cuda")
+        one, weights_one = run(causal_lm, 1, stage, 20, tmp_path / "one")
+        two, weights_two = run(causal_lm, 2, stage, 3, tmp_path / "two")
     for first, second in zip(one, two, strict=True):
         for name in ("train/loss", "train/grad_norm", "train/entropy_nats"):
             assert second[name] == pytest.approx(first[name], rel=1e-4, abs=1e-7), name

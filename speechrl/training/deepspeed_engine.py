@@ -21,7 +21,10 @@ from speechrl.config import Actor, Ds
 
 
 def join(rank: int, world_size: int, address: str, port: int, device: torch.device, timeout_s: float) -> None:
-    """Enter the process group of the policy ranks (NCCL on CUDA, gloo on the CPU)."""
+    """Enter the process group of the policy ranks (NCCL on CUDA, gloo on the CPU), once a process."""
+    if dist.is_initialized():
+        assert (dist.get_rank(), dist.get_world_size()) == (rank, world_size)
+        return
     os.environ.update(
         RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(world_size), MASTER_ADDR=address, MASTER_PORT=str(port)
     )

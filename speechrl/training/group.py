@@ -69,7 +69,7 @@ class PolicyGroup(RankGroup):
     def update(self, mini_batches: Sequence[Sequence[TrainGroup]], learning_rate: float) -> dict[str, float]:
         """Optimiser steps over mini-batches of groups, each spread over the ranks. Returns rank 0's metrics."""
         size = len(self.ranks)
-        per_rank = [[_share(groups, index, size) for groups in mini_batches] for index in range(size)]
+        per_rank = [[share_of(groups, index, size) for groups in mini_batches] for index in range(size)]
         calls = [rank.update.remote(share, learning_rate) for rank, share in zip(self.ranks, per_rank, strict=True)]
         return ray.get(calls)[0]
 
@@ -93,7 +93,7 @@ class PolicyGroup(RankGroup):
         self.call("load_checkpoint", folder)
 
 
-def _share(groups: Sequence[TrainGroup], index: int, size: int) -> list[TrainGroup]:
+def share_of(groups: Sequence[TrainGroup], index: int, size: int) -> list[TrainGroup]:
     """Rank `index`'s groups. A rank without any gets one that counts nothing, because all ranks step together."""
     share = list(groups[index::size])
     if share:
