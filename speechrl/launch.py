@@ -148,17 +148,17 @@ def _meeting_point(placement: Any) -> tuple[str, int]:
     """An address and a free port on the node where rank 0 will run."""
     import ray
 
-    probe = ray.remote(_free_port).options(num_cpus=1, **_bundle(placement, 0))
+    probe = ray.remote(free_address).options(num_cpus=1, **_bundle(placement, 0))
     return ray.get(probe.remote())
 
 
-def _free_port() -> tuple[str, int]:
+def free_address() -> tuple[str, int]:
     import ray
 
-    return ray.util.get_node_ip_address(), _free_socket_port()
+    return ray.util.get_node_ip_address(), free_socket_port()
 
 
-def _free_socket_port() -> int:
+def free_socket_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from speechrl.config import Actor, Adam, Algo, Data, Ds, RayOptions, Reward, Rollout, Train, TrainConfig
-from speechrl.launch import _free_port, cluster
+from speechrl.launch import cluster, free_address
 from speechrl.models.load import load_processor, read_family
 from speechrl.training.deepspeed_engine import whole_state
 from speechrl.training.group import share_of
@@ -76,7 +76,7 @@ def results(causal_lm: str) -> dict:
     with cluster(RayOptions(), 4):
         found = {}
         for num_ranks, micro in ((1, 20), (2, 3)):
-            address, port = ray.get(ray.remote(_free_port).remote())
+            address, port = ray.get(ray.remote(free_address).remote())
             runner = ray.remote(Runner).options(num_cpus=1)
             ranks = [runner.remote(Place(rank, num_ranks, address, port)) for rank in range(num_ranks)]
             for stage in STAGES:

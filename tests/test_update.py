@@ -9,7 +9,7 @@ import torch
 
 from speechrl.config import Actor, Adam, Advantage, Algo, Data, Ds, Kl, Reward, Rollout, Train, TrainConfig
 from speechrl.data.manifest import read_manifest
-from speechrl.launch import _free_socket_port
+from speechrl.launch import free_socket_port
 from speechrl.rollout.engine import Sampling
 from speechrl.training.policy import Place, PolicyRank
 from speechrl.types import Group, TrainGroup
@@ -29,7 +29,7 @@ def make_config(model: str, manifest: str, **changes) -> TrainConfig:
 
 
 def policy_rank(config: TrainConfig) -> PolicyRank:
-    return PolicyRank(config, Place(0, 1, "127.0.0.1", _free_socket_port()))
+    return PolicyRank(config, Place(0, 1, "127.0.0.1", free_socket_port()))
 
 
 def sampled(model: str, manifest: str) -> list[TrainGroup]:

@@ -48,11 +48,11 @@ stage sft speechrl sft "${ranks[@]}" "${sft[@]}" \
 # clean prompts among the noisy ones and a KL to the starting point, so that clean speech is not forgotten
 stage grpo speechrl train "${ranks[@]}" \
   --actor.model_name_or_path "$RUN/sft/hf/last" --actor.freeze encoder \
-  --actor.adam.lr 1e-4 --actor.lr_scheduler linear --actor.lr_warmup_ratio 0.1 \
-  --data.prompt_dataset "$corpus/rl_train_noisy.jsonl" "$corpus/rl_train_clean.jsonl" --data.probabilities 0.6 0.4 \
+  --actor.adam.lr 2e-4 --actor.lr_scheduler linear --actor.lr_warmup_ratio 0.1 \
+  --data.prompt_dataset "$corpus/rl_train_noisy.jsonl" "$corpus/rl_train_clean.jsonl" --data.probabilities 0.7 0.3 \
   --rollout.batch_size 16 --rollout.n_samples_per_prompt 8 --rollout.max_new_tokens 48 --rollout.micro_batch_size 8 \
   --train.micro_batch_size 64 --train.max_steps "$GRPO_STEPS" \
-  --algo.advantage.estimator group_norm --algo.kl.init_coef 0.04 --reward.remote_url rewards/asr.py \
+  --algo.advantage.estimator group_norm --algo.kl.init_coef 0.02 --reward.remote_url rewards/asr.py \
   --tracking.sample_steps 40 --ckpt.output_dir "$RUN/grpo" --ckpt.overwrite "${flags[@]}"
 
 models=(sft="$RUN/sft/hf/last" grpo="$RUN/grpo/hf/last")
@@ -60,7 +60,7 @@ if [ "$control" = yes ]; then
   seconds=$(awk '$1 == "grpo" { print $2 }' "$RUN/seconds.tsv")
   stage control speechrl sft "${ranks[@]}" "${sft[@]}" \
     --actor.model_name_or_path "$RUN/sft/hf/last" --actor.freeze encoder --actor.adam.lr 5e-4 \
-    --data.prompt_dataset "$corpus/rl_train_noisy.jsonl" "$corpus/rl_train_clean.jsonl" --data.probabilities 0.6 0.4 \
+    --data.prompt_dataset "$corpus/rl_train_noisy.jsonl" "$corpus/rl_train_clean.jsonl" --data.probabilities 0.7 0.3 \
     --train.max_seconds "$seconds" --ckpt.output_dir "$RUN/control"
   models+=(control="$RUN/control/hf/last")
 fi
