@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from speechrl import config as options
+from speechrl.data.mix import ctc_units, read_sources
 from speechrl.data.synth import speech_vocabulary, synthesise_corpus
 from speechrl.launch import cluster, start_policy
 from speechrl.models.tiny import build_qwen3_asr
@@ -37,8 +38,11 @@ def export(config: options.ExportConfig) -> Path:
     if not (folder / "state.json").exists() or not (run / "config.yaml").exists():
         raise ValueError(f"--checkpoint {config.checkpoint}: no checkpoint there (expected RUN/checkpoints/step_N)")
     saved = options.load_saved(str(run / "config.yaml"))
+    units = None
+    if isinstance(saved, options.SftConfig) and saved.sft.ctc_weight:
+        units = ctc_units(read_sources(saved.data))  # the head is in the checkpoint, though not in the export
     with cluster(saved.ray, saved.actor.num_ranks):
-        policy = start_policy(saved)
+        policy = start_policy(saved, units)
         policy.load_checkpoint(str(folder.resolve()))
         policy.export(str(Path(config.out).resolve()))
     return Path(config.out)
@@ -48,5 +52,5 @@ def synth(config: options.SynthConfig) -> Path:
     """The quickstart's corpus, and a model that can write its texts."""
     out = synthesise_corpus(config.out, seed=config.seed, scale=config.scale, workers=min(4, os.cpu_count() or 1))
     if config.model_out:
-        build_qwen3_asr(config.model_out, speech_vocabulary(), seed=config.model_seed)
+        build_qwen3_asr(config.model_out, speech_vocabulary(), seed=config.seed)
     return out

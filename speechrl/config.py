@@ -7,7 +7,6 @@ or a GPU is touched. Names follow OpenRLHF where it has the same thing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Literal, TypeVar, get_args
 
 import tyro
@@ -16,6 +15,7 @@ from pydantic import Field
 from speechrl import settings
 from speechrl.settings import Section, load, read_yaml
 from speechrl.settings import dump as dump  # for whoever saves a config
+from speechrl.settings import named_paths as named_paths
 
 Role = Literal["encoder", "projector", "language_model"]
 Estimator = Literal["group_norm", "dr_grpo", "rloo", "reinforce_baseline", "mwer"]
@@ -72,8 +72,8 @@ class Ref(Section):
 
     model_name_or_path: str = ""
     """Reference model; the actor's starting point if empty."""
-    num_ranks: int = Field(default=1, ge=1)
-    """Ray actors that hold the reference."""
+    num_ranks: int = Field(default=0, ge=0)
+    """Ray actors that hold the reference, each beside a policy rank; 0: as many as --actor.num_ranks."""
 
 
 class Data(Section):
@@ -176,7 +176,7 @@ class Train(Section):
     """The optimisation loop."""
 
     batch_size: int = Field(default=0, ge=0)
-    """Completions per optimiser step, over all ranks; a multiple of G. 0: one step per rollout batch."""
+    """Completions per optimiser step, over all ranks; a multiple of G. 0: one step per rollout batch (sft: 32)."""
     micro_batch_size: int = Field(default=16, ge=1)
     """Rows per forward pass on one rank; never changes the gradient."""
     max_epochs: int = Field(default=1, ge=1)
@@ -364,13 +364,11 @@ class SynthConfig(Section):
     out: str = "runs/quickstart/corpus"
     """Folder of manifests and audio."""
     seed: int = 0
-    """Of texts, voices and noise."""
+    """Of texts, voices, noise and the model's weights."""
     scale: float = Field(default=1.0, gt=0)
     """Multiplies the number of utterances."""
     model_out: str = ""
     """Also write an untrained Qwen3-ASR-shaped model with a character tokenizer here."""
-    model_seed: int = 0
-    """Of its weights."""
 
 
 C = TypeVar("C", bound=Section)
@@ -388,19 +386,6 @@ def load_saved(path: str) -> TrainConfig | SftConfig:
     return load(TrainConfig, path)
 
 
-def named_paths(entries: Sequence[str], flag: str) -> dict[str, str]:
-    """{"name": path} of entries "name=path" or "path" (named by its stem). Raises ValueError on a name given twice."""
-    named: dict[str, str] = {}
-    for entry in entries:
-        name, separator, path = entry.partition("=")
-        if not separator:
-            name, path = Path(entry).stem, entry
-        if name in named:
-            raise ValueError(f"{flag}: the name {name!r} stands for both {named[name]} and {path}; write name=path")
-        named[name] = path
-    return named
-
-
 # --- cross-checks: each says what was given, what is allowed and which flag to change -------------------------------
 
 
@@ -411,6 +396,8 @@ def check(config: Section) -> None:
     if isinstance(config, TrainConfig):
         _check_train(config)
         _check_algorithm(config)
+    if isinstance(config, SftConfig):
+        _check_sft(config)
     if isinstance(config, EvalConfig):
         if not config.model:
             raise ValueError("--model is missing: give the folder of the model to evaluate")
@@ -448,11 +435,24 @@ def _check_common(config: Common) -> None:
         raise ValueError(f"--eval.best_metric {best}: expected eval/NAME/METRIC with NAME among {sorted(names)}")
     if best and not config.eval.steps:
         raise ValueError(f"--eval.best_metric {best} needs --eval.steps above 0")
-    if isinstance(config, SftConfig) and config.sft.ctc_weight and "encoder" in config.actor.freeze:
+    if names and not config.eval.steps and not isinstance(config, CheckConfig):
+        raise ValueError("--eval.dataset is given, but --eval.steps is 0, so nothing would be evaluated")
+
+
+def _check_sft(config: SftConfig) -> None:
+    if config.sft.ctc_weight and "encoder" in config.actor.freeze:
         raise ValueError(
             f"--sft.ctc_weight {config.sft.ctc_weight} trains the encoder, which --actor.freeze holds fixed; "
             "set --sft.ctc_weight 0 or leave encoder out of --actor.freeze"
         )
+    if config.sft.ctc_warmup_steps and not config.sft.ctc_weight:
+        raise ValueError(f"--sft.ctc_warmup_steps {config.sft.ctc_warmup_steps} needs --sft.ctc_weight above 0")
+    if config.train.max_epochs != 1:
+        raise ValueError("--train.max_epochs is for speechrl train; passes over the data are --train.num_episodes")
+    if config.train.batch_size and config.train.batch_size < config.actor.num_ranks:
+        raise ValueError(f"--train.batch_size {config.train.batch_size} is below --actor.num_ranks")
+    if config.train.max_seconds and config.ckpt.resume:
+        raise ValueError("--train.max_seconds follows the clock of one process: it can't go with --ckpt.resume")
 
 
 def _check_train(config: TrainConfig) -> None:
@@ -474,6 +474,8 @@ def _check_train(config: TrainConfig) -> None:
         raise ValueError(
             f"--rollout.batch_size {prompts} is below --actor.num_ranks {config.actor.num_ranks}: ranks would be idle"
         )
+    if config.ref.num_ranks > config.actor.num_ranks:
+        raise ValueError(f"--ref.num_ranks {config.ref.num_ranks} is above --actor.num_ranks {config.actor.num_ranks}")
     if config.train.max_seconds:
         raise ValueError("--train.max_seconds is for speechrl sft; use --train.max_steps here")
 

@@ -21,6 +21,8 @@ from speechrl.rollout.engine import RolloutEngine, Sampling
 from speechrl.statistics import bootstrap_interval
 from speechrl.types import Group, Scores, Utterance
 
+CHUNK = 1024  # utterances whose features are in memory at once
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -54,7 +56,10 @@ def decode(
     engine: RolloutEngine, utterances: Sequence[Utterance], options: Eval, reward: RewardClient | None
 ) -> list[Decoded]:
     """Transcribe every utterance greedily and count its errors."""
-    groups = engine.generate(utterances, greedy(options))
+    groups: list[Group] = []
+    for start in range(0, len(utterances), CHUNK):
+        groups += engine.generate(utterances[start : start + CHUNK], greedy(options))
+        engine.forget()
     scores: Sequence[Scores | None] = reward.score(groups) if reward is not None else [None] * len(groups)
     return [_decoded(group, score) for group, score in zip(groups, scores, strict=True)]
 
@@ -147,7 +152,6 @@ def evaluate_models(config: EvalConfig) -> dict:
                     "seconds": round(time.monotonic() - started, 2),
                     "metrics": {key: asdict(rate) for key, rate in rates_with_intervals(decoded, config.seed).items()},
                 }
-                engine.forget()
             stop(engine)
     (out / "eval.json").write_text(json.dumps(report, indent=2))
     return report

@@ -78,7 +78,7 @@ def start_reference(config: TrainConfig, policy: PolicyGroup) -> RankGroup | Non
         remote.options(num_cpus=1, num_gpus=gpu_share, **_bundle(policy.placement, rank % len(policy.ranks))).remote(
             config.actor, config.data, config.ds.param_dtype, path
         )
-        for rank in range(config.ref.num_ranks)
+        for rank in range(config.ref.num_ranks or config.actor.num_ranks)
     ]
     return _ready(RankGroup(ranks), config.ray.startup_timeout_s)
 

@@ -33,6 +33,8 @@ def train(config: TrainConfig) -> Path:
     reward = RewardClient.from_options(config.reward)
     reward.probe()
     tracker = Tracker.from_options(config.tracking, run.path, config.model_dump(mode="json"), total_steps)
+    if config.rollout.top_p < 1 or config.rollout.top_k:
+        print("warning: --rollout.top_p and top_k truncate: recorded log-probs are not the policy's own", flush=True)
     with cluster(config.ray, config.actor.num_ranks):
         policy = start_policy(config)
         reference = start_reference(config, policy)
@@ -58,7 +60,8 @@ def train(config: TrainConfig) -> Path:
             last = step + 1 == total_steps
             if sets and config.eval.steps and (last or (step + 1) % config.eval.steps == 0):
                 metrics |= evaluate_sets(policy, sets, config.eval, reward)
-                policy.forget()
+            if last:
+                stages.check_encoder(facts, policy.describe())
             with clock("time/save_s"):
                 saver.after_step(step + 1, metrics, last)
             metrics |= clock.metrics()
@@ -67,7 +70,6 @@ def train(config: TrainConfig) -> Path:
             tracker.progress_line(step + 1, metrics)
             if config.tracking.sample_steps and (step % config.tracking.sample_steps == 0 or last):
                 stages.show_samples(config, step + 1, tracker, groups, scores, train_groups)
-        stages.check_encoder(facts, policy.describe())
     tracker.close()
     reward.close()
     return saver.last_export or run.path

@@ -170,3 +170,16 @@ def _explain(error: ValidationError) -> str:
         got = "" if problem["type"] == "missing" else f", got {problem['input']!r}"
         lines.append(f"{flag}: {problem['msg']}{got}")
     return "; ".join(lines)
+
+
+def named_paths(entries: Sequence[str], flag: str) -> dict[str, str]:
+    """{"name": path} of entries "name=path" or "path" (named by its stem). Raises ValueError on a name given twice."""
+    named: dict[str, str] = {}
+    for entry in entries:
+        name, separator, path = entry.partition("=")
+        if not separator:
+            name, path = Path(entry).stem, entry
+        if name in named:
+            raise ValueError(f"{flag}: the name {name!r} stands for both {named[name]} and {path}; write name=path")
+        named[name] = path
+    return named

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from speechrl import stages
 from speechrl.algorithms.schedules import learning_rate
 from speechrl.config import SftConfig, named_paths
-from speechrl.data.mix import MixedLoader, read_checked, read_sources
-from speechrl.data.normalise import words
+from speechrl.data.mix import MixedLoader, ctc_units, read_checked, read_sources
 from speechrl.evaluate import evaluate_sets
 from speechrl.launch import cluster, start_policy
 from speechrl.preflight import preflight
 from speechrl.tracking import Tracker
 from speechrl.training.run_folder import RunFolder
-from speechrl.types import Utterance
 
 DEFAULT_BATCH_SIZE = 32  # utterances per optimiser step when --train.batch_size is 0
 
@@ -37,7 +34,8 @@ def sft(config: SftConfig) -> Path:
         policy = start_policy(config, ctc_units(sources) if config.sft.ctc_weight else None)
         facts = stages.announce(policy.describe()[0])
         saver = stages.Saver(config, run, policy, loader)
-        step, last = saver.resume(tracker), False
+        step = saver.resume(tracker)
+        last = not config.train.max_seconds and step >= total_steps
         started = time.monotonic()
         while not last:
             step_started = time.monotonic()
@@ -55,12 +53,12 @@ def sft(config: SftConfig) -> Path:
             metrics |= {"time/step_s": step_s, "train/tokens_per_s": metrics["train/tokens"] / step_s}
             if sets and config.eval.steps and (last or step % config.eval.steps == 0):
                 metrics |= evaluate_sets(policy, sets, config.eval)
-                policy.forget()
+            if last:
+                stages.check_encoder(facts, policy.describe())
             saver.after_step(step, metrics, last)
             tracker.log(step, metrics)
             if last or step % max(1, config.tracking.sample_steps) == 0:
                 tracker.progress_line(step, metrics)
-        stages.check_encoder(facts, policy.describe())
     tracker.close()
     return saver.last_export or run.path
 
@@ -70,12 +68,3 @@ def _progress(config: SftConfig, step: int, total_steps: int, started: float) ->
     if config.train.max_seconds:
         return time.monotonic() - started, config.train.max_seconds
     return step, total_steps
-
-
-def ctc_units(sources: Sequence[Sequence[Utterance]]) -> dict[str, int]:
-    """Every word (or character of a script without spaces) of the references -> id from 1; 0 is CTC's blank.
-
-    Words, because at 12.5 encoder frames a second there are fewer frames than letters.
-    """
-    found = sorted({unit for source in sources for utterance in source for unit in words(utterance.text)})
-    return {unit: index for index, unit in enumerate(found, start=1)}

@@ -76,7 +76,9 @@ def collect(
     if not groups:  # nothing to learn from this time; the step is still logged
         groups, scores = [seen[0][0]], [seen[0][1]]
     metrics = rollout_metrics([group for group, _ in seen]) | reward_metrics([score for _, score in seen])
-    return groups[:wanted], scores[:wanted], metrics | logs | {"rollout/prompts": float(len(seen))}
+    counts = {"rollout/prompts": float(len(seen)), "rollout/missing_groups": float(max(0, wanted - len(groups)))}
+    counts["rollout/live_groups_share"] = sum(spread_mask(config, [score for _, score in seen])) / len(seen)
+    return groups[:wanted], scores[:wanted], metrics | logs | counts
 
 
 def reward_tensors(scores: Sequence[Scores]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,7 +133,7 @@ def advantages(
         for index, group in enumerate(groups)
         if spread_P[index]
     ]
-    return train_groups, metrics | {"train/live_groups_share": float(spread_P.float().mean())}
+    return train_groups, metrics
 
 
 def _sequence_kl(group: Group, ref: list[list[float]], estimator: str) -> list[float]:
@@ -226,11 +228,13 @@ class Saver:
         newest = self.run.newest_checkpoint()
         if newest is None:
             print(f"--ckpt.resume: no checkpoint in {self.run.path} yet, starting from the beginning", flush=True)
+            self.run.forget_exports_after(0)
             tracker.rewind(1)
             return 0
         folder, state = newest
         self.policy.load_checkpoint(str(folder.resolve()))
         self.loader.load_state_dict(state["loader"])
+        self.run.forget_exports_after(state["step"])
         self.best = state["best"]
         tracker.rewind(state["step"] + 1)
         print(f"resumed from {folder}", flush=True)
@@ -240,7 +244,10 @@ class Saver:
         """Save what is due after `step` optimiser batches."""
         ckpt, best_metric = self.config.ckpt, self.config.eval.best_metric
         due = bool(ckpt.save_steps) and step % ckpt.save_steps == 0
-        if best_metric and best_metric in metrics:
+        evaluated = [name for name in metrics if name.startswith("eval/")]
+        if best_metric and evaluated and best_metric not in metrics:
+            raise ValueError(f"--eval.best_metric {best_metric}: there are {', '.join(evaluated)}")
+        if best_metric in metrics:
             value = metrics[best_metric]
             sign = 1 if self.config.eval.best_direction == "min" else -1
             if self.best is None or sign * value < sign * self.best:

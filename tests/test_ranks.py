@@ -9,7 +9,7 @@ from speechrl.config import Actor, Adam, Algo, Data, Ds, RayOptions, Reward, Rol
 from speechrl.launch import cluster, free_address
 from speechrl.models.load import load_processor, read_family
 from speechrl.training.deepspeed_engine import whole_state
-from speechrl.training.group import share_of
+from speechrl.training.group import spread
 from speechrl.training.policy import Place, PolicyRank
 from speechrl.types import Group, Prompt, TrainGroup, Utterance
 from speechrl.types import Rollout as Sample
@@ -64,7 +64,8 @@ class Runner:
         rank = PolicyRank(config_of(path, self.place.world_size, stage, micro), self.place)
         groups = groups_of(path)
         plans = [[groups], [groups[:1], groups[1:]]]  # a mini-batch of one group leaves a rank idle
-        shares = [[share_of(part, self.place.rank, self.place.world_size) for part in plan] for plan in plans]
+        size = self.place.world_size
+        shares = [[spread(part, {}, size)[self.place.rank] for part in plan] for plan in plans]
         return [rank.update(share, 1e-2) for share in shares], whole_state(rank.engine)
 
 

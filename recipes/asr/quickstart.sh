@@ -37,7 +37,7 @@ sft=(--actor.adam.weight_decay 0.01 --actor.adam.betas 0.9 0.98 --actor.lr_sched
   --train.batch_size 32 --train.micro_batch_size 16 --tracking.sample_steps 50 --ckpt.overwrite)
 corpus=$RUN/corpus
 
-stage synth speechrl synth --out "$corpus" --seed "$SEED" --scale "$SCALE" --model_out "$RUN/model" --model_seed "$SEED"
+stage synth speechrl synth --out "$corpus" --seed "$SEED" --scale "$SCALE" --model_out "$RUN/model"
 
 # from scratch: the CTC loss teaches the encoder to align, its head is thrown away
 stage sft speechrl sft "${ranks[@]}" "${sft[@]}" \
@@ -52,7 +52,7 @@ stage grpo speechrl train "${ranks[@]}" \
   --data.prompt_dataset "$corpus/rl_train_noisy.jsonl" "$corpus/rl_train_clean.jsonl" --data.probabilities 0.7 0.3 \
   --rollout.batch_size 16 --rollout.n_samples_per_prompt 8 --rollout.max_new_tokens 48 --rollout.micro_batch_size 8 \
   --train.micro_batch_size 64 --train.max_steps "$GRPO_STEPS" \
-  --algo.advantage.estimator group_norm --algo.kl.init_coef 0.02 --reward.remote_url rewards/asr.py \
+  --algo.advantage.estimator group_norm --algo.kl.init_coef 0.02 --ref.num_ranks 1 --reward.remote_url rewards/asr.py \
   --tracking.sample_steps 40 --ckpt.output_dir "$RUN/grpo" --ckpt.overwrite "${flags[@]}"
 
 models=(sft="$RUN/sft/hf/last" grpo="$RUN/grpo/hf/last")

@@ -9,6 +9,7 @@ from speechrl.config import Data
 from speechrl.data.checks import check_utterances
 from speechrl.data.loader import UtteranceLoader
 from speechrl.data.manifest import read_manifests
+from speechrl.data.normalise import words
 from speechrl.types import Utterance
 
 
@@ -36,13 +37,15 @@ class MixedLoader:
                     f"--data.probabilities {tuple(shares)}: a share of {flag} {batch_size} rounds to 0 utterances"
                 )
         self._loaders = [
-            UtteranceLoader(source, count, seed + index, shuffle)
+            UtteranceLoader(source, count, seed + index, shuffle, flag)
             for index, (source, count) in enumerate(zip(sources, counts, strict=True))
         ]
 
     def next_batch(self) -> list[Utterance]:
-        """The next utterances of every source, in the order of the sources."""
-        return [utterance for loader in self._loaders for utterance in loader.next_batch()]
+        """The next utterances of every source, interleaved so that any slice of the batch holds about the shares."""
+        batches = [loader.next_batch() for loader in self._loaders]
+        placed = [((i + 0.5) / len(batch), s, u) for s, batch in enumerate(batches) for i, u in enumerate(batch)]
+        return [utterance for _, _, utterance in sorted(placed, key=lambda item: item[:2])]
 
     @property
     def num_batches_per_epoch(self) -> int:
@@ -93,3 +96,12 @@ def read_checked(path: str | Path, data: Data) -> list[Utterance]:
     if not good:
         raise ValueError(f"{path}: no utterance passes the checks")
     return good
+
+
+def ctc_units(sources: Sequence[Sequence[Utterance]]) -> dict[str, int]:
+    """Every word (or character of a script without spaces) of the references -> id from 1; 0 is CTC's blank.
+
+    Words, because at 12.5 encoder frames a second there are fewer frames than letters.
+    """
+    found = sorted({unit for source in sources for utterance in source for unit in words(utterance.text)})
+    return {unit: index for index, unit in enumerate(found, start=1)}

@@ -123,8 +123,8 @@ def freeze(model: nn.Module, family: Family, roles: Iterable[str]) -> dict[str, 
     counts = dict.fromkeys(family.roles, (0, 0))
     for name, parameter in model.named_parameters():
         role = role_of(name, family)
-        # fixed sinusoidal tables of some encoders never train
-        parameter.requires_grad_(role not in frozen and not name.endswith("embed_positions.weight"))
+        fixed_table = role == "encoder" and name.endswith("embed_positions.weight")  # sinusoids never train
+        parameter.requires_grad_(role not in frozen and not fixed_table)
         trainable, total = counts[role]
         counts[role] = (trainable + parameter.numel() * parameter.requires_grad, total + parameter.numel())
     if not any(trainable for trainable, _ in counts.values()):

@@ -72,6 +72,10 @@ class PolicyModule(nn.Module):
             return _get_module(self.model, self.family.roles["language_model"][0])
         return self.model.base_model
 
+    def share_frozen_encoder(self, other: PolicyModule) -> None:
+        """Use the other module's frozen encoder instead of an own copy."""
+        self._frozen = other._frozen
+
     def frozen_state(self) -> dict[str, Tensor]:
         """The weights of a frozen encoder under the model's own names."""
         prefix = self.family.roles["encoder"][0] if self._frozen else ""

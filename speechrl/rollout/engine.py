@@ -34,3 +34,7 @@ class RolloutEngine(Protocol):
     def generate(self, utterances: Sequence[Utterance], sampling: Sampling) -> list[Group]:
         """One group of `sampling.num_samples` rollouts per utterance, in their order."""
         ...
+
+    def forget(self) -> None:
+        """Drop what was kept of the utterances seen so far: an id is unique within one set only."""
+        ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -16,6 +16,7 @@ class RankGroup:
 
     def __init__(self, ranks: Sequence[Any], placement: Any = None):
         self.ranks, self.placement = list(ranks), placement
+        self.home: dict[str, int] = {}  # utterance id -> the rank that keeps its encoder output
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """The method's answer from every rank."""
@@ -27,10 +28,12 @@ class RankGroup:
     def forget(self) -> None:
         """Drop kept encoder outputs."""
         self.call("forget")
+        self.home.clear()
 
     def generate(self, utterances: Sequence[Utterance], sampling: Sampling) -> list[Group]:
         """One group per utterance, in their order; utterance i is sampled on rank i mod N."""
         size = len(self.ranks)
+        self.home |= {utterance.id: index % size for index, utterance in enumerate(utterances)}
         shares = [rank.generate.remote(list(utterances[i::size]), sampling) for i, rank in enumerate(self.ranks)]
         groups: list[Any] = [None] * len(utterances)
         for index, share in enumerate(ray.get(shares)):
@@ -47,9 +50,10 @@ class RankGroup:
         """
         size = len(self.ranks)
         if policy is not None:
-            source = len(policy.ranks)
             outputs = [
-                rank.encoder_outputs.remote([group.utterance for group in groups[i::source]])
+                rank.encoder_outputs.remote(
+                    [group.utterance for group in groups if policy.home[group.utterance.id] == i]
+                )
                 for i, rank in enumerate(policy.ranks)
             ]
             ray.get([rank.take_encoder_outputs.remote(output) for rank in self.ranks for output in outputs])
@@ -69,7 +73,8 @@ class PolicyGroup(RankGroup):
     def update(self, mini_batches: Sequence[Sequence[TrainGroup]], learning_rate: float) -> dict[str, float]:
         """Optimiser steps over mini-batches of groups, each spread over the ranks. Returns rank 0's metrics."""
         size = len(self.ranks)
-        per_rank = [[share_of(groups, index, size) for groups in mini_batches] for index in range(size)]
+        plans = [spread(groups, self.home, size) for groups in mini_batches]
+        per_rank = [[plan[index] for plan in plans] for index in range(size)]
         calls = [rank.update.remote(share, learning_rate) for rank, share in zip(self.ranks, per_rank, strict=True)]
         return ray.get(calls)[0]
 
@@ -93,10 +98,19 @@ class PolicyGroup(RankGroup):
         self.call("load_checkpoint", folder)
 
 
-def share_of(groups: Sequence[TrainGroup], index: int, size: int) -> list[TrainGroup]:
-    """Rank `index`'s groups. A rank without any gets one that counts nothing, because all ranks step together."""
-    share = list(groups[index::size])
-    if share:
-        return share
+def spread(groups: Sequence[TrainGroup], home: Mapping[str, int], size: int) -> list[list[TrainGroup]]:
+    """The groups of each of `size` ranks: where their utterance was encoded, unless that rank has its share already.
+
+    A rank without any gets one that counts nothing, because all ranks step together.
+    """
+    most = -(-len(groups) // size)
+    shares: list[list[TrainGroup]] = [[] for _ in range(size)]
+    moved: list[TrainGroup] = []
+    for group in groups:
+        share = shares[home.get(group.group.utterance.id, 0)]
+        (share if len(share) < most else moved).append(group)
+    for group in moved:
+        min(shares, key=len).append(group)
     filler = groups[0]
-    return [TrainGroup(filler.group, (None,) * len(filler.advantages), filler.ref_logprobs)]
+    idle = TrainGroup(filler.group, (None,) * len(filler.advantages), filler.ref_logprobs)
+    return [share or [idle] for share in shares]

@@ -62,8 +62,8 @@ class InferenceRank:
         """Prompts and features. Raises ValueError naming the utterance that can't be prepared."""
         return [self.builder.prepare(utterance) for utterance in utterances]
 
-    def encode(self, prepared: Sequence[Prepared]) -> dict[str, Tensor]:
-        """Encoder output [A, D] of each utterance: run once, kept until `forget`."""
+    def encode(self, prepared: Sequence[Prepared], module: PolicyModule | None = None) -> dict[str, Tensor]:
+        """Encoder output [A, D] of each utterance: run once, kept until `forget`. `module` holds whole weights."""
         if not self.family.has_audio:
             return {}
         missing = {p.prompt.utterance.id: p.features for p in prepared if p.prompt.utterance.id not in self._encoded}
@@ -71,7 +71,7 @@ class InferenceRank:
         for start in range(0, len(order), ENCODE_BATCH):
             ids = order[start : start + ENCODE_BATCH]
             features: list[Features] = [missing[key] for key in ids]  # type: ignore[misc]
-            self._encoded.update(zip(ids, self.module.encode(features), strict=True))
+            self._encoded.update(zip(ids, (module or self.module).encode(features), strict=True))
             self.num_encoder_passes += len(ids)
         return {p.prompt.utterance.id: self._encoded[p.prompt.utterance.id] for p in prepared}
 
@@ -98,7 +98,7 @@ class InferenceRank:
         """One group per utterance, in their order."""
         prepared = self.prepare(utterances)
         with self.sampling_module() as module:
-            encoded = self.encode(prepared)
+            encoded = self.encode(prepared, module)
             # neighbours of like length are sampled together; the results go back into the order asked for
             order = sorted(range(len(prepared)), key=lambda index: len(prepared[index].prompt.token_ids))
             prompts = [prepared[index].prompt for index in order]
@@ -128,7 +128,10 @@ class InferenceRank:
     def logprobs(self, groups: Sequence[Group], temperature: float, micro_batch_size: int) -> list[list[list[float]]]:
         """[P][G][T]: log-probs of every rollout's tokens under this rank's weights."""
         rows = rows_of([TrainGroup(group, (0.0,) * len(group.rollouts)) for group in groups])
-        audio = self.encode(self.prepare([group.utterance for group in groups]))
+        utterances = [group.utterance for group in groups]
+        # what another rank encoded is neither decoded nor encoded again
+        self.encode(self.prepare([utterance for utterance in utterances if utterance.id not in self._encoded]))
+        audio = {utterance.id: self._encoded[utterance.id] for utterance in utterances} if self._encoded else {}
         values_of: dict[int, list[float]] = {}  # by the row's identity: micro-batches mix rows of several groups
         for batch_rows in micro_batches(rows, micro_batch_size):
             batch = collate(batch_rows, audio, self.builder.pad_id, self.device)

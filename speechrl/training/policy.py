@@ -256,10 +256,12 @@ class PolicyRank(InferenceRank):
             return
         if self._replica is None:
             config = self.config
-            loaded = load_model(self.path, config.ds.param_dtype, config.actor.attn_implementation)
+            actor = config.actor
+            loaded = load_model(self.path, config.ds.param_dtype, actor.attn_implementation, actor.trust_remote_code)
             loaded.model.to(self.device)
             encoder_trains = not self.module.encoder_is_frozen
             self._replica = PolicyModule(loaded, self.builder.banned_ids, encoder_trains).eval()
+            self._replica.share_frozen_encoder(self.module)
         if self._replica_version != self.weights_version:
             state = deepspeed_engine.whole_state(self.engine, lambda name: not name.startswith("ctc_head."))
             self._replica.load_state_dict(state)
@@ -278,16 +280,24 @@ class PolicyRank(InferenceRank):
 
     def save_checkpoint(self, folder: str) -> None:
         """Weights, optimiser state and random streams of all ranks into `folder`."""
-        torch_state = {"torch": torch.get_rng_state(), "weights_version": self.weights_version}
-        self.engine.save_checkpoint(folder, tag="deepspeed", client_state=torch_state)
+        self.engine.save_checkpoint(folder, tag="deepspeed", client_state={"weights_version": self.weights_version})
+        streams = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            streams["cuda"] = torch.cuda.get_rng_state()
+        torch.save(streams, f"{folder}/random_{self.place.rank}.pt")
+        dist.barrier()
 
     def load_checkpoint(self, folder: str) -> None:
         """What `save_checkpoint` wrote. Raises ValueError if there is nothing to load."""
         path, client = self.engine.load_checkpoint(folder, tag="deepspeed")
         if path is None:
             raise ValueError(f"--ckpt.resume: {folder} holds no DeepSpeed checkpoint")
-        torch.set_rng_state(client["torch"])
+        streams = torch.load(f"{folder}/random_{self.place.rank}.pt", weights_only=True)
+        torch.set_rng_state(streams["cpu"])
+        if "cuda" in streams:
+            torch.cuda.set_rng_state(streams["cuda"])
         self.weights_version = client["weights_version"]
+        self._replica_version = -1
 
 
 class Meter:

@@ -19,8 +19,7 @@ from speechrl.config import Ckpt, Common, dump
 class RunFolder:
     """Paths and clean-up of one run.
 
-    Raises ValueError when the folder already holds a run and neither --ckpt.resume nor --ckpt.overwrite is given, or
-    when there is nothing to resume.
+    Raises ValueError when the folder already holds a run and neither --ckpt.resume nor --ckpt.overwrite is given.
     """
 
     def __init__(self, config: Common):
@@ -43,6 +42,16 @@ class RunFolder:
         """(folder, driver state) of the newest whole checkpoint, or None where there is none."""
         folder = newest_step(self.path / "checkpoints")
         return None if folder is None else (folder, json.loads((folder / "state.json").read_text()))
+
+    def forget_exports_after(self, step: int) -> None:
+        """A resumed run makes these again; an older attempt's must never stand for it."""
+        for path in _steps(self.path / "hf"):
+            if int(path.name.removeprefix("step_")) > step:
+                shutil.rmtree(path)
+        for link in ("last", "best"):
+            pointer = self.path / "hf" / link
+            if pointer.is_symlink() and not pointer.exists():
+                pointer.unlink()
 
     def save_checkpoint(self, step: int, state: dict[str, Any], write: Callable[[str], None]) -> None:
         """Write one checkpoint through `write(folder)`, then forget the oldest beyond --ckpt.max_num."""
