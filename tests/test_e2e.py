@@ -133,7 +133,8 @@ def test_resumed_equals_uninterrupted(causal_lm: str, tmp_path: Path) -> None:
     assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
     # a step whose groups have no spread takes no optimiser step and has no loss
     keys = ("step", "train/loss", "train/grad_norm", "reward/mean", "rollout/tokens")
-    one, two = ([[line.get(key) for key in keys] for line in metrics_of(tmp_path / name)] for name in ("whole", "parts"))
+    logs = [metrics_of(tmp_path / name) for name in ("whole", "parts")]
+    one, two = ([[line.get(key) for key in keys] for line in log] for log in logs)
     assert one == two
 
 
