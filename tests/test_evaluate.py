@@ -62,5 +62,5 @@ def test_sets_with_equal_ids_do_not_share_audio(qwen3_asr: str, tmp_path: Path) 
         rank.forget()
         alone = rates(decode(rank, utterances, options, None))
         assert together[f"eval/{name}/cer"] == alone["cer"]
-    assert (outputs[0] - outputs[1]).abs().max() > 0.1
+    assert not outputs[0].equal(outputs[1])
     assert rank.num_encoder_passes == 6  # 2 sets x (together, here, alone): nothing was reused across sets
