@@ -50,6 +50,10 @@ def export(config: options.ExportConfig) -> Path:
 
 def synth(config: options.SynthConfig) -> Path:
     """The quickstart's corpus, and a model that can write its texts."""
+    try:
+        Path(config.out).mkdir(parents=True, exist_ok=True)  # a minute of synthesis comes before the first file
+    except OSError as error:
+        raise ValueError(f"--out {config.out} can't be made: {error.strerror}") from error
     out = synthesise_corpus(config.out, seed=config.seed, scale=config.scale, workers=min(4, os.cpu_count() or 1))
     if config.model_out:
         build_qwen3_asr(config.model_out, speech_vocabulary(), seed=config.seed)

@@ -19,6 +19,7 @@ from speechrl.settings import named_paths as named_paths
 
 Role = Literal["encoder", "projector", "language_model"]
 Estimator = Literal["group_norm", "dr_grpo", "rloo", "reinforce_baseline", "mwer"]
+METRICS = ("cer", "wer", "insertion_rate", "keyword_f1", "exact", "overlong", "reward")  # of evaluate.py
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -333,7 +334,7 @@ class TranscribeConfig(Section):
 
     model_name_or_path: str
     """Hugging Face folder."""
-    audio: tuple[str, ...]
+    audio: tuple[str, ...] = Field(min_length=1)
     """Sound files."""
     language: str = ""
     """Tell the model the language; it finds out by itself if empty."""
@@ -399,10 +400,8 @@ def check(config: Section) -> None:
     if isinstance(config, SftConfig):
         _check_sft(config)
     if isinstance(config, EvalConfig):
-        if not config.model:
-            raise ValueError("--model is missing: give the folder of the model to evaluate")
-        if not config.eval.dataset:
-            raise ValueError("--eval.dataset is missing: give at least one manifest")
+        if not config.model or not config.eval.dataset:
+            raise ValueError(f"{'--eval.dataset' if config.model else '--model'} is missing: give at least one")
         named_paths(config.model, "--model")
         named_paths(config.eval.dataset, "--eval.dataset")
         _check_durations(config.data)
@@ -431,8 +430,8 @@ def _check_common(config: Common) -> None:
     if config.eval.steps and not names:
         raise ValueError(f"--eval.steps {config.eval.steps} needs --eval.dataset")
     best = config.eval.best_metric
-    if best and not any(best.startswith(f"eval/{name}/") for name in names):
-        raise ValueError(f"--eval.best_metric {best}: expected eval/NAME/METRIC with NAME among {sorted(names)}")
+    if best and best not in {f"eval/{name}/{metric}" for name in names for metric in METRICS}:
+        raise ValueError(f"--eval.best_metric {best}: expected eval/NAME/METRIC, {sorted(names)} and {METRICS}")
     if best and not config.eval.steps:
         raise ValueError(f"--eval.best_metric {best} needs --eval.steps above 0")
     if names and not config.eval.steps and not isinstance(config, CheckConfig):

@@ -15,6 +15,7 @@ from rich.table import Table
 from speechrl.config import Eval, EvalConfig, named_paths
 from speechrl.data.mix import read_checked
 from speechrl.launch import cluster, start_inference, stop
+from speechrl.models.load import read_family
 from speechrl.reward.client import RewardClient
 from speechrl.reward.metrics import ErrorCounts, KeywordCounts, char_counts, keyword_counts, word_counts
 from speechrl.rollout.engine import RolloutEngine, Sampling
@@ -132,12 +133,19 @@ def evaluate_sets(
 def evaluate_models(config: EvalConfig) -> dict:
     """`speechrl eval`: every model on every set. Writes eval.json and MODEL.SET.jsonl; returns what eval.json holds."""
     out = Path(config.output_dir)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--output_dir {out} can't be made: {error.strerror}") from error
     sets = {
         name: read_checked(path, config.data)
         for name, path in named_paths(config.eval.dataset, "--eval.dataset").items()
     }
     reward = RewardClient.from_options(config.reward) if config.reward.remote_url else None
+    if reward is not None:
+        reward.probe()
+    for path in named_paths(config.model, "--model").values():
+        read_family(path, config.actor.trust_remote_code)  # a wrong path is told before the ranks start
     report: dict = {"models": {}, "seed": config.seed}
     with cluster(config.ray, config.actor.num_ranks):
         for model, path in named_paths(config.model, "--model").items():

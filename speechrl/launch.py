@@ -15,6 +15,7 @@ from speechrl.training.inference import InferenceRank
 from speechrl.training.policy import Place, PolicyRank
 
 G = TypeVar("G", bound=RankGroup)
+R = TypeVar("R")
 CPUS_PER_RANK = 2  # of Ray's logical CPUs: a policy rank and a reference rank
 REFERENCE_GPU_SHARE = 0.3  # of the GPU that a reference rank shares with a policy rank
 
@@ -54,7 +55,7 @@ def start_policy(config: Common, ctc_units: dict[str, int] | None = None) -> Pol
     gpus = 1 if _on_gpu(config.actor.device) else 0
     placement = _reserve(num_ranks, gpus, config.ray.startup_timeout_s)
     gpu_share = 1 - REFERENCE_GPU_SHARE if gpus and _wants_reference(config) else gpus
-    remote = ray.remote(PolicyRank)
+    remote = ray.remote(_telling(PolicyRank))
     address, port = _meeting_point(placement)
     ranks = [
         remote.options(num_cpus=1, num_gpus=gpu_share, **_bundle(placement, rank)).remote(
@@ -73,7 +74,7 @@ def start_reference(config: TrainConfig, policy: PolicyGroup) -> RankGroup | Non
         return None
     path = config.ref.model_name_or_path or config.actor.model_name_or_path
     gpu_share = REFERENCE_GPU_SHARE if _on_gpu(config.actor.device) else 0
-    remote = ray.remote(InferenceRank)
+    remote = ray.remote(_telling(InferenceRank))
     ranks = [
         remote.options(num_cpus=1, num_gpus=gpu_share, **_bundle(policy.placement, rank % len(policy.ranks))).remote(
             config.actor, config.data, config.ds.param_dtype, path
@@ -89,7 +90,7 @@ def start_inference(config: EvalConfig, model: str) -> RankGroup:
 
     gpus = 1 if _on_gpu(config.actor.device) else 0
     placement = _reserve(config.actor.num_ranks, gpus, config.ray.startup_timeout_s)
-    remote = ray.remote(InferenceRank)
+    remote = ray.remote(_telling(InferenceRank))
     ranks = [
         remote.options(num_cpus=1, num_gpus=gpus, **_bundle(placement, rank)).remote(
             config.actor, config.data, config.ds.param_dtype, model
@@ -162,6 +163,25 @@ def free_socket_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]
+
+
+def _telling(rank: type[R]) -> type[R]:
+    """The rank, but what its constructor raises comes out of `describe`: Ray makes a traceback of a dead actor."""
+
+    class Telling(rank):  # type: ignore[valid-type,misc]
+        def __init__(self, *arguments: Any):
+            self.fault: Exception | None = None
+            try:
+                super().__init__(*arguments)
+            except (ValueError, FloatingPointError) as error:
+                self.fault = error
+
+        def describe(self) -> dict:
+            if self.fault is not None:
+                raise self.fault
+            return super().describe()
+
+    return Telling
 
 
 def _ready(group: G, timeout_s: float) -> G:

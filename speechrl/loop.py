@@ -32,12 +32,13 @@ def train(config: TrainConfig) -> Path:
     run = RunFolder(config)
     reward = RewardClient.from_options(config.reward)
     reward.probe()
-    tracker = Tracker.from_options(config.tracking, run.path, config.model_dump(mode="json"), total_steps)
     if config.rollout.top_p < 1 or config.rollout.top_k:
         print("warning: --rollout.top_p and top_k truncate: recorded log-probs are not the policy's own", flush=True)
     with cluster(config.ray, config.actor.num_ranks):
         policy = start_policy(config)
         reference = start_reference(config, policy)
+        run.claim()
+        tracker = Tracker.from_options(config.tracking, run.path, config.model_dump(mode="json"), total_steps)
         facts = stages.announce(policy.describe()[0])
         saver = stages.Saver(config, run, policy, loader)
         first_step = saver.resume(tracker)

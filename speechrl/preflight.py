@@ -4,17 +4,16 @@ of every train and sft.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
-from speechrl.config import CheckConfig, Common, named_paths
+from speechrl.config import CheckConfig, Common, SftConfig, named_paths
 from speechrl.data.checks import check_utterances
-from speechrl.data.mix import read_checked, read_sources
+from speechrl.data.mix import MixedLoader, read_checked, read_sources
 from speechrl.models.families import Family
 from speechrl.models.load import LoadedModel, load_processor, read_family
 from speechrl.models.prompts import PromptBuilder
 from speechrl.reward.client import RewardClient
+from speechrl.training.run_folder import RunFolder
 from speechrl.types import Group, Rollout, Utterance
 
 DECODED_SAMPLE = 100  # utterances decoded by `speechrl check` unless --whole
@@ -28,35 +27,68 @@ def preflight(config: Common, sets: dict[str, Sequence[Utterance]]) -> PromptBui
     model_config, family = read_family(config.actor.model_name_or_path, config.actor.trust_remote_code)
     del model_config
     processor = load_processor(config.actor.model_name_or_path, family, config.actor.trust_remote_code)
-    for utterances in sets.values():
-        _check_fit(family, utterances)
     loaded = LoadedModel(model=None, processor=processor, family=family, path=config.actor.model_name_or_path)
     builder = PromptBuilder(loaded, config.data.instruction, config.data.force_language)
+    marks = tuple(set(builder.tokenizer.all_special_tokens) | set(family.output_tokens))
+    flag = _language_flag(config, family)
+    for utterances in sets.values():
+        for utterance in utterances:
+            _check_fit(family, utterance)
+            _check_text(utterance, marks, family.has_audio)
+            if flag and not utterance.language:
+                raise ValueError(f"{utterance.where}: utterance {utterance.id} has no `language`; add it or use {flag}")
     for utterances in sets.values():
         builder.prepare(utterances[0])
     return builder
 
 
-def _check_fit(family: Family, utterances: Sequence[Utterance]) -> None:
-    for utterance in utterances:
-        if utterance.audio is not None and not family.has_audio:
+def _language_flag(config: Common, family: Family) -> str:
+    """The flag that would do without `language`; empty where nothing asks for one."""
+    if config.data.force_language:
+        return "--data.no_force_language"
+    labels = isinstance(config, SftConfig) and config.sft.label_language and family.prefill is not None
+    return "--sft.no_label_language" if labels else ""
+
+
+def _check_text(utterance: Utterance, marks: Sequence[str], prompt_too: bool) -> None:
+    """Marks of the chat in a text would end an answer in its middle, or stand for audio."""
+    texts = {"text": utterance.text, "language": utterance.language or ""}
+    if prompt_too:  # a language model's prompt may be a chat that somebody templated
+        texts["prompt"] = utterance.prompt or ""
+    for key, text in texts.items():
+        found = [mark for mark in marks if mark in text]
+        if found:
             raise ValueError(
-                f"{utterance.where}: utterance {utterance.id} has audio, but the model of --actor.model_name_or_path "
-                f"({family.name}) has no audio encoder"
+                f"{utterance.where}: utterance {utterance.id}: `{key}` contains {found[0]}, a special token of the "
+                "model; take it out of the manifest"
             )
-        if utterance.audio is None and family.has_audio:
-            raise ValueError(f"{utterance.where}: utterance {utterance.id} has no `audio`, which {family.name} needs")
-        if utterance.duration_s is not None and utterance.duration_s > family.max_audio_s:
-            raise ValueError(
-                f"{utterance.where}: utterance {utterance.id} lasts {utterance.duration_s:.1f} s, {family.name} hears "
-                f"{family.max_audio_s:.0f} s: set --data.max_duration_s {family.max_audio_s:.0f} --data.on_error skip"
-            )
+
+
+def _check_fit(family: Family, utterance: Utterance) -> None:
+    if utterance.audio is not None and not family.has_audio:
+        raise ValueError(
+            f"{utterance.where}: utterance {utterance.id} has audio, but the model of --actor.model_name_or_path "
+            f"({family.name}) has no audio encoder"
+        )
+    if utterance.audio is None and family.has_audio:
+        raise ValueError(f"{utterance.where}: utterance {utterance.id} has no `audio`, which {family.name} needs")
+    if utterance.duration_s is not None and utterance.duration_s > family.max_audio_s:
+        raise ValueError(
+            f"{utterance.where}: utterance {utterance.id} lasts {utterance.duration_s:.1f} s, {family.name} hears "
+            f"{family.max_audio_s:.0f} s: set --data.max_duration_s {family.max_audio_s:.0f} --data.on_error skip"
+        )
 
 
 def check(config: CheckConfig) -> list[str]:
     """`speechrl check`: one line per thing that was verified. Raises ValueError at the first that is wrong."""
     lines = []
-    train = {f"training set {index + 1}": source for index, source in enumerate(read_sources(config.data))}
+    RunFolder(config)  # may the run have its folder?
+    sources = read_sources(config.data)
+    MixedLoader(
+        sources, config.data.probabilities, config.rollout.batch_size, config.train.seed, config.data.shuffle,
+        "--rollout.batch_size",
+    )  # fmt: skip
+    train = {f"training set {index + 1}": source for index, source in enumerate(sources)}
     held_out = {
         name: read_checked(path, config.data)
         for name, path in named_paths(config.eval.dataset, "--eval.dataset").items()
@@ -73,11 +105,7 @@ def check(config: CheckConfig) -> list[str]:
     first = next(iter(sets.values()))[0]
     lines.append(_round_trip(builder, first))
     lines.append(_try_reward(config, builder, first))
-    out = Path(config.ckpt.output_dir)
-    parent = next(path for path in (out, *out.resolve().parents) if path.exists())
-    if not os.access(parent, os.W_OK):
-        raise ValueError(f"--ckpt.output_dir {out}: {parent} is not writable")
-    lines.append(f"output: {out} can be written")
+    lines.append(f"output: {config.ckpt.output_dir} can be written")
     return lines
 
 
@@ -118,4 +146,6 @@ def _try_reward(config: CheckConfig, builder: PromptBuilder, utterance: Utteranc
     finally:
         client.close()
     parts = ", ".join(f"{name} {values[0]}" for name, values in scores.parts.items())
+    if all(reward is None for reward in scores.rewards):
+        return f"reward: WARNING, it abstains (None) for the reference of {utterance.id}; nothing is learnt from it"
     return f"reward: {scores.rewards[0]} for the reference of {utterance.id}" + (f" ({parts})" if parts else "")

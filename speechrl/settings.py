@@ -7,6 +7,7 @@ flag and all faults are told together.
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -179,6 +180,8 @@ def named_paths(entries: Sequence[str], flag: str) -> dict[str, str]:
         name, separator, path = entry.partition("=")
         if not separator:
             name, path = Path(entry).stem, entry
+        if not re.fullmatch(r"[^/\\\s]+", name):
+            raise ValueError(f"{flag} {entry}: {name!r} is no name (it names files and metrics); write name=path")
         if name in named:
             raise ValueError(f"{flag}: the name {name!r} stands for both {named[name]} and {path}; write name=path")
         named[name] = path

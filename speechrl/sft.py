@@ -29,9 +29,10 @@ def sft(config: SftConfig) -> Path:
     preflight(config, {**dict(zip(config.data.prompt_dataset, sources, strict=True)), **sets})
     total_steps = config.train.max_steps or config.train.num_episodes * loader.num_batches_per_epoch
     run = RunFolder(config)
-    tracker = Tracker.from_options(config.tracking, run.path, config.model_dump(mode="json"), total_steps)
     with cluster(config.ray, config.actor.num_ranks):
         policy = start_policy(config, ctc_units(sources) if config.sft.ctc_weight else None)
+        run.claim()
+        tracker = Tracker.from_options(config.tracking, run.path, config.model_dump(mode="json"), total_steps)
         facts = stages.announce(policy.describe()[0])
         saver = stages.Saver(config, run, policy, loader)
         step = saver.resume(tracker)

@@ -66,6 +66,8 @@ def collect(
         fresh = engine.generate(utterances, sampling(config, step))
         answer = reward.answer(fresh)
         fresh_scores = answer_to_scores(answer, fresh)
+        if all(reward is None for reward in answer.rewards):
+            print(f"warning: step {step + 1}: the reward gave None for every completion, nothing is learnt", flush=True)
         logs = {f"reward/log/{name}": value for name, value in answer.extra_logs.items()}
         seen += zip(fresh, fresh_scores, strict=True)
         keep = spread_mask(config, fresh_scores) if config.algo.dynamic_filtering_enable else [True] * len(fresh)

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from speechrl.config import METRICS as NAMES
 from speechrl.config import Actor, Data, Eval
 from speechrl.data.audio import write_wav
-from speechrl.evaluate import Decoded, decode, evaluate_sets, rates
+from speechrl.evaluate import METRICS, Decoded, decode, evaluate_sets, rates
 from speechrl.reward.metrics import char_counts, keyword_counts, word_counts
 from speechrl.training.inference import InferenceRank
 from speechrl.types import AudioRef, Utterance
@@ -26,6 +27,10 @@ def decoded(reference: str, text: str, keywords: tuple[str, ...] = (), reward: f
         keywords=keyword_counts(text, keywords, reference),
         reward=reward,
     )
+
+
+def test_the_config_knows_every_metric() -> None:
+    assert tuple(METRICS) == NAMES
 
 
 def test_rates_are_ratios_of_sums() -> None:

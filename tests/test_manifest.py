@@ -74,7 +74,7 @@ def test_bom_crlf_blank_lines_and_line_separators_are_tolerated(tmp_path: Path) 
         ('{"text": "x", "prompt": "p", "keywords": ["灯", 1]}', "must be a list of words"),
         ('{"text": "x", "prompt": "p", "duration_s": "1.5"}', "`duration_s` is '1.5'"),
         ('{"text": "x", "prompt": "p", "duration": 0}', "`duration` is 0; it must be seconds above 0"),
-        ('{"text": "x", "prompt": "p", "duration_s": NaN}', "`duration_s` is nan"),
+        ('{"text": "x", "prompt": "p", "duration_s": NaN}', "NaN is not JSON; use null"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:

@@ -11,6 +11,12 @@ from speechrl.training.run_folder import RunFolder, newest_step
 
 
 def folder(path: Path, **options) -> RunFolder:
+    run = unclaimed(path, **options)
+    run.claim()
+    return run
+
+
+def unclaimed(path: Path, **options) -> RunFolder:
     return RunFolder(TrainConfig(ckpt=Ckpt(output_dir=str(path), max_num=2, **options)))
 
 
@@ -30,6 +36,31 @@ def test_a_used_folder_is_refused_unless_asked_for(tmp_path: Path) -> None:
     assert (tmp_path / "hf" / "last" / "weights").read_text() == "old"
     folder(tmp_path, overwrite=True)
     assert not (tmp_path / "hf").exists()
+
+
+def test_overwrite_removes_nothing_before_the_run_has_started(tmp_path: Path) -> None:
+    """A bad reward or model is found after the folder was looked at: the old run must outlive that."""
+    old = folder(tmp_path)
+    old.export(1, writer("old"), "last")
+    old.save_checkpoint(1, {"step": 1}, writer("state"))
+    run = unclaimed(tmp_path, overwrite=True)
+    assert (tmp_path / "hf" / "last" / "weights").read_text() == "old"
+    assert run.newest_checkpoint() is not None
+    run.claim()
+    assert not (tmp_path / "hf").exists() and run.newest_checkpoint() is None
+
+
+def test_a_run_that_never_started_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    unclaimed(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    folder(tmp_path / "run")  # claimed, but it ended before its first step
+    folder(tmp_path / "run")
+
+
+def test_an_output_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"--ckpt.output_dir .*file is not a folder that can be written"):
+        unclaimed(tmp_path / "file" / "run")
 
 
 def test_exports_of_an_older_attempt_go_when_a_run_is_resumed(tmp_path: Path) -> None:

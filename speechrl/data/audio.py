@@ -6,6 +6,7 @@ import functools
 import io
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import soxr
 
 from speechrl.types import AudioRef
 
+_SHORT_DATA = re.compile(r"^data : (\d+) \(should be (\d+)\)", re.MULTILINE)  # of a wav
+STREAMED_BYTES = 2**31 - 2**16  # a wav written to a pipe states a size near 2^31 or 2^32: unknown
 LARGEST_SAMPLE = 4.0  # decoders overshoot 1 a little; beyond this the file was never scaled to [-1, 1]
 
 
@@ -87,12 +90,17 @@ def _open(ref: AudioRef, where: str) -> soundfile.SoundFile:
             f"{_name(ref, where)}: {what}; `audio` is a file, relative to the manifest's folder or absolute"
         )
     try:
-        return soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else source)
+        sound = soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else source)
     except (soundfile.SoundFileError, OSError, TypeError) as error:  # TypeError: headerless formats ask for a rate
         raise AudioError(
             f"{_name(ref, where)}: can't be read as audio ({error}); wav, flac, ogg, opus and mp3 are, others need "
             "`ffmpeg -i FILE -ac 1 -ar 16000 FILE.flac`"
         ) from error
+    short = _SHORT_DATA.search(sound.extra_info)  # libsndfile lowers `frames` to what is there, and only logs it
+    if short and int(short[2]) < int(short[1]) < STREAMED_BYTES:
+        sound.close()
+        raise AudioError(f"{_name(ref, where)}: cut short, {short[2]} of {short[1]} bytes are there")
+    return sound
 
 
 def _row_source(ref: AudioRef, where: str) -> bytes | str:

@@ -69,15 +69,19 @@ def write_manifest(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def _read_jsonl(path: Path) -> Iterator[Utterance]:
     # Split at b"\n" only: str.splitlines would also cut at U+2028, which JSON allows inside a string.
-    for number, raw in enumerate(path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ManifestError(f"{path}: can't be read ({error.strerror})") from error
+    for number, raw in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if not raw.strip():
             continue
         where = f"{path}:{number}"
         try:
-            row = json.loads(raw.decode("utf-8"))
+            row = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant)
         except UnicodeDecodeError as error:
             raise ManifestError(f"{where}: not UTF-8 ({error}); save the manifest as UTF-8") from error
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # ValueError: also an integer of thousands of digits
             raise ManifestError(f"{where}: not JSON ({error}); one JSON object a line is needed") from error
         if not isinstance(row, dict):
             raise ManifestError(f'{where}: a {type(row).__name__}, not an object; write {{"audio": ..., "text": ...}}')
@@ -86,6 +90,10 @@ def _read_jsonl(path: Path) -> Iterator[Utterance]:
             raise ManifestError(f"{where}: `audio` is empty; give a path, or leave the key out for a text task")
         ref = None if audio is None else AudioRef(os.path.normpath(path.parent / audio))
         yield _utterance(row, ref, where, f"{path.stem}:{number}")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON; use null")
 
 
 def _read_dataset(path: Path) -> Iterator[Utterance]:
@@ -140,6 +148,10 @@ def _typed(row: Mapping[str, Any], key: str, kind: type | tuple[type, ...], wher
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
         names = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
         raise ManifestError(f"{where}: `{key}` is {value!r} ({type(value).__name__}); it must be {names}")
+    if isinstance(value, str) and not value.isprintable():
+        for character in value:
+            if "\ud800" <= character <= "\udfff" or character == "\x00":
+                raise ManifestError(f"{where}: `{key}` is {value!r}; it holds {character!r}, which is no text")
     return value
 
 

@@ -94,7 +94,9 @@ def read_checked(path: str | Path, data: Data) -> list[Utterance]:
         shown = "\n  ".join(problems[:10]) + (f"\n  and {len(problems) - 10} more" if len(problems) > 10 else "")
         print(f"{path}: left out {len(problems)} of {len(utterances)} utterances:\n  {shown}", flush=True)
     if not good:
-        raise ValueError(f"{path}: no utterance passes the checks")
+        raise ValueError(
+            f"{path}: no utterance passes the checks listed above (--data.min_duration_s, --data.max_duration_s)"
+        )
     return good
 
 

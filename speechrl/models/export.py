@@ -37,6 +37,8 @@ def write_folder(model: Any, processor: Any, state: Mapping[str, Tensor], out: s
     processor.save_pretrained(partial)
     if hasattr(processor, "feature_extractor"):
         processor.feature_extractor.save_pretrained(partial)  # some servers still look for preprocessor_config.json
+    for path in partial.glob("*.safetensors"):
+        path.chmod(0o644)  # safetensors writes private files; a server of another user must read them
     try:
         _compare(partial, state)
     except (ExportError, ValueError, OSError) as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoProcessor, AutoTokenizer
 
@@ -43,7 +43,8 @@ def read_family(path: str, trust_remote_code: bool = False) -> tuple[Any, Family
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **options)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"--actor.model_name_or_path {path}: no readable Hugging Face model: {error}") from error
-    _refuse_first_release_layout(Path(path))
+    if Path(path).is_dir():
+        _check_shards(Path(path))
     return config, family_of(config)
 
 
@@ -67,14 +68,18 @@ def load_model(
     Dropout is whatever the config says, and off until somebody calls train().
     """
     _, family = read_family(path, trust_remote_code)
-    model, report = family.model_class.from_pretrained(
-        path,
-        dtype=DTYPES[dtype],
-        attn_implementation=attn_implementation,
-        trust_remote_code=trust_remote_code,
-        output_loading_info=True,
-        **_source_options(path),
-    )
+    try:
+        model, report = family.model_class.from_pretrained(
+            path,
+            dtype=DTYPES[dtype],
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told below, with the names
+            **_source_options(path),
+        )
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
+        raise ValueError(f"--actor.model_name_or_path {path}: can't be loaded: {error}") from error
     faults = {key: sorted(map(str, report[key])) for key in ("missing_keys", "mismatched_keys") if report[key]}
     if faults:
         raise ValueError(
@@ -89,10 +94,21 @@ def _source_options(path: str) -> dict[str, bool]:
     return {"local_files_only": True} if Path(path).is_dir() else {}
 
 
-def _refuse_first_release_layout(folder: Path) -> None:
-    for shard in sorted(folder.glob("*.safetensors"))[:1]:
-        with safe_open(str(shard), framework="pt") as handle:
-            first = next(iter(handle.keys()), "")
+def _check_shards(folder: Path) -> None:
+    """Raises ValueError when weights are absent or a shard is cut short: the header tells, nothing is loaded."""
+    index = folder / "model.safetensors.index.json"
+    names = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {"model.safetensors"}
+    absent = sorted(name for name in names if not (folder / name).is_file())
+    if absent and not list(folder.glob("*.bin*")):
+        raise ValueError(f"--actor.model_name_or_path {folder}: {', '.join(absent)} is missing; copy the whole folder")
+    for shard in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(str(shard), framework="pt") as handle:
+                first = next(iter(handle.keys()), "")
+        except (SafetensorError, OSError) as error:
+            raise ValueError(
+                f"--actor.model_name_or_path {folder}: {shard.name} can't be read ({error}); copy it again"
+            ) from error
         if first.startswith("thinker."):
             raise ValueError(
                 f"--actor.model_name_or_path {folder}: this is the first release's layout (thinker.*); give the folder "

@@ -83,6 +83,11 @@ class PromptBuilder:
             )
         self.num_decoded += 1
         text = self._chat_text(utterance)
+        if text.count(self.processor.audio_token) != 1:
+            raise ValueError(
+                f"{utterance.where}: the prompt of {utterance.id} (its `prompt`, or --data.instruction) contains "
+                f"{self.processor.audio_token}, which stands for audio; take it out"
+            )
         inputs = self.processor(text=[text], audio=[samples], sampling_rate=rate_hz, return_tensors="pt")
         mask = inputs["input_features_mask" if "input_features_mask" in inputs else "feature_attention_mask"]
         features = Features(mel_MF=inputs["input_features"][0], num_frames=int(mask.sum()))

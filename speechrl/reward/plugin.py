@@ -157,7 +157,11 @@ def _fault(value: Any) -> str:
         return "one number per sample is needed; take away the tensor's extra dimension, as with .squeeze(-1)"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"a number is needed, not {type(value).__name__}; convert it with float(...)"
-    if not math.isfinite(value):
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:  # an int beyond the floats
+        finite = False
+    if not finite:
         return "it must be finite; return None where the reward does not apply, and raise an exception where it failed"
     return ""
 
@@ -204,7 +208,7 @@ class RewardPlugin:
         keywords = {name: list(getattr(request, name)) for name in self.keyword_arguments}
         try:
             raw = self.function(*lists, **keywords)
-        except Exception as error:  # user code may raise anything, and all of it must name the samples
+        except (Exception, SystemExit) as error:  # user code may raise anything, and all of it must name the samples
             raise RewardError(
                 f"{_place(error, self.path)}: reward_func raised {type(error).__name__}: {error} "
                 f"({name_samples(request.ids)})"
@@ -223,15 +227,16 @@ def _run_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise ValueError(f"--reward.remote_url: {error.filename}:{error.lineno}: {error.msg}") from error
-    except Exception as error:  # the user's imports and top-level code may raise anything; the line is what helps
+        place = f"{error.filename}:{error.lineno}" if error.filename else str(path)
+        raise ValueError(f"--reward.remote_url: {place}: {error.msg}") from error
+    except (Exception, SystemExit) as error:  # the user's top-level code may raise anything; the line is what helps
         raise ValueError(
             f"--reward.remote_url: {_place(error, path)}: {type(error).__name__} while loading: {error}"
         ) from error
     return module
 
 
-def _place(error: Exception, path: Path) -> str:
+def _place(error: BaseException, path: Path) -> str:
     """file:line of the last frame inside the user's file; the file alone if it never got there."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f"{path}:{lines[-1]}" if lines else str(path)

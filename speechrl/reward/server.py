@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -110,4 +111,10 @@ def make_app(plugin_path: str | Path) -> FastAPI:
 
 def serve(plugin_path: str | Path, host: str = "127.0.0.1", port: int = 5000) -> None:
     """Serves until interrupted. ValueError if the file doesn't load."""
-    uvicorn.run(make_app(plugin_path), host=host, port=port, log_level="info")
+    app = make_app(plugin_path)
+    try:
+        with socket.create_server((host, port), reuse_port=False):
+            pass
+    except OSError as error:
+        raise ValueError(f"--host {host} --port {port}: can't listen there ({error.strerror}); take another") from error
+    uvicorn.run(app, host=host, port=port, log_level="info")

@@ -19,24 +19,38 @@ from speechrl.config import Ckpt, Common, dump
 class RunFolder:
     """Paths and clean-up of one run.
 
-    Raises ValueError when the folder already holds a run and neither --ckpt.resume nor --ckpt.overwrite is given.
+    Raises ValueError when the folder can't be written, or already holds a run and neither --ckpt.resume nor
+    --ckpt.overwrite is given. Nothing is written or removed before `claim`.
     """
 
     def __init__(self, config: Common):
         self.options: Ckpt = config.ckpt
         self.path = Path(config.ckpt.output_dir)
-        used = (self.path / "config.yaml").exists()
-        if used and config.ckpt.overwrite and not config.ckpt.resume:
+        self._config = config
+        parent = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
+        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+            raise ValueError(f"--ckpt.output_dir {self.path}: {parent} is not a folder that can be written")
+        # a run that ended before its first step left a config alone: nothing that could be lost
+        self._used = (self.path / "config.yaml").exists() and any(
+            (self.path / name).exists() for name in ("checkpoints", "hf", "metrics.jsonl")
+        )
+        if self._used and not config.ckpt.resume and not config.ckpt.overwrite:
+            raise ValueError(
+                f"--ckpt.output_dir {self.path} already holds a run: add --ckpt.resume or --ckpt.overwrite"
+            )
+
+    def claim(self) -> None:
+        """Make the folder this run's: once everything that can be checked was checked, and the ranks have started."""
+        if self._used and self.options.overwrite and not self.options.resume:
             for name in ("checkpoints", "hf", "tensorboard"):
                 shutil.rmtree(self.path / name, ignore_errors=True)
             for name in ("metrics.jsonl", "samples.jsonl", "summary.json"):
                 (self.path / name).unlink(missing_ok=True)
-        elif used and not config.ckpt.resume:
-            raise ValueError(
-                f"--ckpt.output_dir {self.path} already holds a run: add --ckpt.resume or --ckpt.overwrite"
-            )
-        self.path.mkdir(parents=True, exist_ok=True)
-        dump(config, self.path / "config.yaml")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"--ckpt.output_dir {self.path} can't be made: {error.strerror}") from error
+        dump(self._config, self.path / "config.yaml")
 
     def newest_checkpoint(self) -> tuple[Path, dict[str, Any]] | None:
         """(folder, driver state) of the newest whole checkpoint, or None where there is none."""
