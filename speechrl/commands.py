@@ -11,6 +11,7 @@ from speechrl.data.synth import speech_vocabulary, synthesise_corpus
 from speechrl.launch import cluster, start_policy
 from speechrl.models.tiny import build_qwen3_asr
 from speechrl.rollout.engine import Sampling
+from speechrl.sections import Runtime, Selection
 from speechrl.training.inference import InferenceRank
 from speechrl.training.run_folder import newest_step
 from speechrl.types import AudioRef, Utterance
@@ -18,9 +19,8 @@ from speechrl.types import AudioRef, Utterance
 
 def transcribe(config: options.TranscribeConfig) -> list[tuple[str, str]]:
     """(file, transcript) of each sound file, greedily decoded in this process, without Ray."""
-    actor = options.Actor(model_name_or_path=config.model_name_or_path, device=config.device)
-    data = options.Data(instruction=config.instruction, force_language=bool(config.language))
-    rank = InferenceRank(actor, data, config.dtype)
+    selection = Selection(instruction=config.instruction, force_language=bool(config.language))
+    rank = InferenceRank(config.model_name_or_path, Runtime(device=config.device), selection, config.dtype)
     utterances = [
         Utterance(id=path, text="", audio=AudioRef(path), language=config.language or None, where=path)
         for path in config.audio

@@ -12,13 +12,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from speechrl.config import Eval, EvalConfig, named_paths
+from speechrl.config import EvalConfig, named_paths
 from speechrl.data.mix import read_checked
 from speechrl.launch import cluster, start_inference, stop
 from speechrl.models.load import read_family
 from speechrl.reward.client import RewardClient
 from speechrl.reward.metrics import ErrorCounts, KeywordCounts, char_counts, keyword_counts, word_counts
 from speechrl.rollout.engine import RolloutEngine, Sampling
+from speechrl.sections import Decoding
 from speechrl.statistics import bootstrap_interval
 from speechrl.types import Group, Scores, Utterance
 
@@ -48,13 +49,13 @@ class Rate:
     high: float
 
 
-def greedy(options: Eval) -> Sampling:
+def greedy(options: Decoding) -> Sampling:
     """How evaluation decodes."""
     return Sampling(temperature=0.0, max_new_tokens=options.max_new_tokens, batch_size=options.batch_size)
 
 
 def decode(
-    engine: RolloutEngine, utterances: Sequence[Utterance], options: Eval, reward: RewardClient | None
+    engine: RolloutEngine, utterances: Sequence[Utterance], options: Decoding, reward: RewardClient | None
 ) -> list[Decoded]:
     """Transcribe every utterance greedily and count its errors."""
     groups: list[Group] = []
@@ -120,7 +121,10 @@ def _pairs(decoded: Sequence[Decoded]) -> dict[str, list[tuple[float, float]]]:
 
 
 def evaluate_sets(
-    engine: RolloutEngine, sets: Mapping[str, Sequence[Utterance]], options: Eval, reward: RewardClient | None = None
+    engine: RolloutEngine,
+    sets: Mapping[str, Sequence[Utterance]],
+    options: Decoding,
+    reward: RewardClient | None = None,
 ) -> dict[str, float]:
     """Metrics of every named set as eval/NAME/METRIC."""
     started, metrics = time.monotonic(), {}

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from speechrl.config import Common, EvalConfig, RayOptions, TrainConfig
+from speechrl.config import Common, EvalConfig, TrainConfig
+from speechrl.sections import RayOptions
 from speechrl.training.group import PolicyGroup, RankGroup
 from speechrl.training.inference import InferenceRank
 from speechrl.training.policy import Place, PolicyRank
@@ -77,7 +78,7 @@ def start_reference(config: TrainConfig, policy: PolicyGroup) -> RankGroup | Non
     remote = ray.remote(_telling(InferenceRank))
     ranks = [
         remote.options(num_cpus=1, num_gpus=gpu_share, **_bundle(policy.placement, rank % len(policy.ranks))).remote(
-            config.actor, config.data, config.ds.param_dtype, path
+            path, config.actor, config.data, config.ds.param_dtype
         )
         for rank in range(config.ref.num_ranks or config.actor.num_ranks)
     ]
@@ -93,7 +94,7 @@ def start_inference(config: EvalConfig, model: str) -> RankGroup:
     remote = ray.remote(_telling(InferenceRank))
     ranks = [
         remote.options(num_cpus=1, num_gpus=gpus, **_bundle(placement, rank)).remote(
-            config.actor, config.data, config.ds.param_dtype, model
+            model, config.actor, config.data, config.ds.param_dtype
         )
         for rank in range(config.actor.num_ranks)
     ]

@@ -13,7 +13,7 @@ from speechrl.config import TrainConfig, named_paths
 from speechrl.data.mix import MixedLoader, read_checked, read_sources
 from speechrl.evaluate import evaluate_sets
 from speechrl.launch import cluster, start_policy, start_reference
-from speechrl.preflight import preflight
+from speechrl.preflight import preflight, try_reward
 from speechrl.reward.client import RewardClient
 from speechrl.tracking import Tracker
 from speechrl.training.run_folder import RunFolder
@@ -27,11 +27,12 @@ def train(config: TrainConfig) -> Path:
         sources, config.data.probabilities, config.rollout.batch_size, config.train.seed, config.data.shuffle,
         "--rollout.batch_size",
     )  # fmt: skip
-    preflight(config, {**dict(zip(config.data.prompt_dataset, sources, strict=True)), **sets})
+    builder = preflight(config, {**dict(zip(config.data.prompt_dataset, sources, strict=True)), **sets})
     total_steps = config.train.max_steps or config.train.num_episodes * loader.num_batches_per_epoch
     run = RunFolder(config)
     reward = RewardClient.from_options(config.reward)
     reward.probe()
+    print(try_reward(reward, builder, sources[0][0], config.rollout.n_samples_per_prompt), flush=True)
     if config.rollout.top_p < 1 or config.rollout.top_k:
         print("warning: --rollout.top_p and top_k truncate: recorded log-probs are not the policy's own", flush=True)
     with cluster(config.ray, config.actor.num_ranks):

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from speechrl.config import CheckConfig, Common, SftConfig, named_paths
+from speechrl.config import CheckConfig, Common, SftConfig, TrainConfig, named_paths
 from speechrl.data.checks import check_utterances
 from speechrl.data.mix import MixedLoader, read_checked, read_sources
 from speechrl.models.families import Family
 from speechrl.models.load import LoadedModel, load_processor, read_family
 from speechrl.models.prompts import PromptBuilder
 from speechrl.reward.client import RewardClient
+from speechrl.training.inference import pick_device
 from speechrl.training.run_folder import RunFolder
 from speechrl.types import Group, Rollout, Utterance
 
@@ -24,11 +25,12 @@ def preflight(config: Common, sets: dict[str, Sequence[Utterance]]) -> PromptBui
 
     sets: name -> utterances, of training and evaluation.
     """
-    model_config, family = read_family(config.actor.model_name_or_path, config.actor.trust_remote_code)
-    del model_config
-    processor = load_processor(config.actor.model_name_or_path, family, config.actor.trust_remote_code)
-    loaded = LoadedModel(model=None, processor=processor, family=family, path=config.actor.model_name_or_path)
-    builder = PromptBuilder(loaded, config.data.instruction, config.data.force_language)
+    if not config.ray.address:  # the ranks will run here
+        pick_device(config.actor.device)
+    builder = _read_builder(config, config.actor.model_name_or_path)
+    family = builder.family
+    if isinstance(config, TrainConfig) and config.algo.kl.init_coef and config.ref.model_name_or_path:
+        _check_reference(builder, _read_builder(config, config.ref.model_name_or_path))
     marks = tuple(set(builder.tokenizer.all_special_tokens) | set(family.output_tokens))
     flag = _language_flag(config, family)
     for utterances in sets.values():
@@ -40,6 +42,24 @@ def preflight(config: Common, sets: dict[str, Sequence[Utterance]]) -> PromptBui
     for utterances in sets.values():
         builder.prepare(utterances[0])
     return builder
+
+
+def _read_builder(config: Common, path: str) -> PromptBuilder:
+    _, family = read_family(path, config.actor.trust_remote_code)
+    processor = load_processor(path, family, config.actor.trust_remote_code)
+    loaded = LoadedModel(model=None, processor=processor, family=family, path=path)
+    return PromptBuilder(loaded, config.data.instruction, config.data.force_language)
+
+
+def _check_reference(policy: PromptBuilder, reference: PromptBuilder) -> None:
+    """The reference scores the policy's tokens, so both must mean the same by them."""
+    if reference.family is not policy.family:
+        what = f"a {reference.family.name} model, the policy is {policy.family.name}"
+    elif reference.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        what = "a model with another vocabulary than the policy's"
+    else:
+        return
+    raise ValueError(f"--ref.model_name_or_path: {what}; the KL compares log-probs of the same tokens")
 
 
 def _language_flag(config: Common, family: Family) -> str:
@@ -67,8 +87,7 @@ def _check_text(utterance: Utterance, marks: Sequence[str], prompt_too: bool) ->
 def _check_fit(family: Family, utterance: Utterance) -> None:
     if utterance.audio is not None and not family.has_audio:
         raise ValueError(
-            f"{utterance.where}: utterance {utterance.id} has audio, but the model of --actor.model_name_or_path "
-            f"({family.name}) has no audio encoder"
+            f"{utterance.where}: utterance {utterance.id} has audio, but the model ({family.name}) has no audio encoder"
         )
     if utterance.audio is None and family.has_audio:
         raise ValueError(f"{utterance.where}: utterance {utterance.id} has no `audio`, which {family.name} needs")
@@ -104,7 +123,12 @@ def check(config: CheckConfig) -> list[str]:
         lines.append(f"audio: {decoded} files decoded")
     first = next(iter(sets.values()))[0]
     lines.append(_round_trip(builder, first))
-    lines.append(_try_reward(config, builder, first))
+    client = RewardClient.from_options(config.reward)
+    try:
+        client.probe()
+        lines.append(try_reward(client, builder, first, config.rollout.n_samples_per_prompt))
+    finally:
+        client.close()
     lines.append(f"output: {config.ckpt.output_dir} can be written")
     return lines
 
@@ -128,23 +152,21 @@ def _round_trip(builder: PromptBuilder, utterance: Utterance) -> str:
     _, text, _ = builder.decode(ids[:-1], utterance)
     if text != utterance.text.strip():
         raise ValueError(
-            f"{utterance.where}: the tokenizer turns the reference {utterance.text!r} into {text!r}; the model of "
-            "--actor.model_name_or_path can't write it"
+            f"{utterance.where}: the tokenizer turns the reference {utterance.text!r} into {text!r}: the model can't "
+            "write it"
         )
     return f"tokenizer: gives {utterance.id}'s reference back ({len(ids)} tokens)"
 
 
-def _try_reward(config: CheckConfig, builder: PromptBuilder, utterance: Utterance) -> str:
-    """Score the reference itself, as if every sample of a group had said it."""
+def try_reward(client: RewardClient, builder: PromptBuilder, utterance: Utterance, num_samples: int) -> str:
+    """Score the reference itself, as if every sample of a group had said it; returns what the reward said of it.
+
+    Raises RewardError for a reward that raises, or answers what is no reward: before training, not in its first step.
+    """
     prompt = builder.prepare(utterance).prompt
     ids = builder.label_ids(utterance, with_language=False)
     rollout = Rollout(ids, (0.0,) * len(ids), "stop", 0, utterance.text, utterance.text, utterance.language)
-    client = RewardClient.from_options(config.reward)
-    try:
-        client.probe()
-        scores = client.score([Group(prompt, (rollout,) * config.rollout.n_samples_per_prompt)])[0]
-    finally:
-        client.close()
+    scores = client.score([Group(prompt, (rollout,) * num_samples)])[0]
     parts = ", ".join(f"{name} {values[0]}" for name, values in scores.parts.items())
     if all(reward is None for reward in scores.rewards):
         return f"reward: WARNING, it abstains (None) for the reference of {utterance.id}; nothing is learnt from it"

@@ -71,7 +71,7 @@ def dump(config: Section, path: str | Path) -> None:
 def read_yaml(path: str, origin: str) -> dict[str, Any]:
     """The mapping in a YAML file. Raises ValueError, starting with `origin`."""
     try:
-        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        loaded = yaml.load(Path(path).read_text(encoding="utf-8"), _UniqueKeys) or {}
     except OSError as error:
         raise ValueError(f"{origin}: {(error.strerror or str(error)).lower()}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -79,6 +79,20 @@ def read_yaml(path: str, origin: str) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise ValueError(f"{origin}: expected a mapping of sections, got {type(loaded).__name__}")
     return loaded
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML, but a key given twice is an error: PyYAML would let the last one win without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value} is given twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 _REGISTRY = ConstructorRegistry()

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from speechrl.config import Tracking
+from speechrl.sections import Tracking
 from speechrl.types import Group, Scores
 
 logger = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from speechrl.config import METRICS as NAMES
-from speechrl.config import Actor, Data, Eval
 from speechrl.data.audio import write_wav
 from speechrl.evaluate import METRICS, Decoded, decode, evaluate_sets, rates
 from speechrl.reward.metrics import char_counts, keyword_counts, word_counts
+from speechrl.sections import Decoding, Runtime, Selection
 from speechrl.training.inference import InferenceRank
 from speechrl.types import AudioRef, Utterance
 
@@ -54,8 +54,8 @@ def test_keyword_f1_is_over_the_corpus() -> None:
 
 def test_sets_with_equal_ids_do_not_share_audio(qwen3_asr: str, tmp_path: Path) -> None:
     """Noisy and clean copies of a set often have the same ids and lengths."""
-    rank = InferenceRank(Actor(model_name_or_path=qwen3_asr, device="cpu"), Data(), "fp32")
-    stream, sets, options = np.random.default_rng(0), {}, Eval(max_new_tokens=12)
+    rank = InferenceRank(qwen3_asr, Runtime(device="cpu"), Selection(), "fp32")
+    stream, sets, options = np.random.default_rng(0), {}, Decoding(max_new_tokens=12)
     for name, gain in (("noisy", 0.3), ("clean", 0.01)):
         path = tmp_path / f"{name}.wav"
         write_wav(path, (gain * stream.uniform(-1, 1, 16000)).astype(np.float32), 16000)

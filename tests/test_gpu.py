@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from speechrl.config import RayOptions
 from speechrl.launch import cluster, start_policy, stop
+from speechrl.sections import RayOptions
 
 from .test_e2e import metrics_of, speechrl, train_flags
 from .test_ranks import config_of, groups_of

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from speechrl.config import Actor, Data
 from speechrl.data.audio import load_audio, write_wav
 from speechrl.models.export import write_folder
-from speechrl.models.load import encoder_digest, freeze, load_model, role_of
+from speechrl.models.load import encoder_digest, freeze_roles, load_model, role_of
 from speechrl.rollout.engine import Sampling
+from speechrl.sections import Runtime, Selection
 from speechrl.training.batch import Row, collate
 from speechrl.training.inference import InferenceRank
 from speechrl.types import AudioRef, Utterance
@@ -38,7 +38,7 @@ def utterances(tmp_path_factory: pytest.TempPathFactory) -> list[Utterance]:
 
 
 def make_rank(path: str, **options) -> InferenceRank:
-    return InferenceRank(Actor(model_name_or_path=path, device="cpu"), Data(**options), "fp32")
+    return InferenceRank(path, Runtime(device="cpu"), Selection(**options), "fp32")
 
 
 def hf_inputs(rank: InferenceRank, utterance: Utterance, response: tuple[int, ...] = ()) -> dict:
@@ -179,13 +179,13 @@ def test_roles_cover_every_parameter_and_freezing_is_by_role(family: str, reques
     loaded = load_model(request.getfixturevalue(family))
     roles = {name: role_of(name, loaded.family) for name, _ in loaded.model.named_parameters()}
     assert set(roles.values()) == {"encoder", "projector", "language_model"}
-    counts = freeze(loaded.model, loaded.family, ["encoder", "language_model"])
+    counts = freeze_roles(loaded.model, loaded.family, ["encoder", "language_model"])
     assert counts["encoder"][0] == counts["language_model"][0] == 0 < counts["projector"][0] == counts["projector"][1]
     assert {name for name, p in loaded.model.named_parameters() if p.requires_grad} == {
         name for name, role in roles.items() if role == "projector"
     }
     with pytest.raises(ValueError, match="freeze"):
-        freeze(loaded.model, loaded.family, ["encoder", "projector", "language_model"])
+        freeze_roles(loaded.model, loaded.family, ["encoder", "projector", "language_model"])
 
 
 def test_encoder_digest_sees_one_bit(qwen3_asr: str) -> None:

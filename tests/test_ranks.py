@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from speechrl.config import Actor, Adam, Algo, Data, Ds, RayOptions, Reward, Rollout, Train, TrainConfig
+from speechrl.config import TrainConfig
 from speechrl.launch import cluster, free_address
 from speechrl.models.load import load_processor, read_family
+from speechrl.sections import Actor, Adam, Algo, Data, Ds, RayOptions, Reward, Rollout, Train
 from speechrl.training.deepspeed_engine import whole_state
 from speechrl.training.group import spread
 from speechrl.training.policy import Place, PolicyRank

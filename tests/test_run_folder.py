@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from speechrl.config import Ckpt, TrainConfig
+from speechrl.config import TrainConfig
+from speechrl.sections import Ckpt
 from speechrl.training.run_folder import RunFolder, newest_step
 
 

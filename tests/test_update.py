@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from speechrl.config import Actor, Adam, Advantage, Algo, Data, Ds, Kl, Reward, Rollout, Train, TrainConfig
+from speechrl.config import TrainConfig
 from speechrl.data.manifest import read_manifest
 from speechrl.launch import free_socket_port
 from speechrl.rollout.engine import Sampling
+from speechrl.sections import Actor, Adam, Advantage, Algo, Data, Ds, Kl, Reward, Rollout, Train
 from speechrl.training.policy import Place, PolicyRank
 from speechrl.types import Group, TrainGroup
 
@@ -120,6 +121,24 @@ def test_abstained_rollouts_carry_no_gradient(qwen3_asr: str, noise_manifest: st
     )
     config = make_config(qwen3_asr, noise_manifest, micro_batch_size=4)
     assert_equal(updated(config, abstained), updated(config, [absent, *groups[1:]]))
+
+
+def test_gradient_checkpointing_is_the_same_update(qwen3_asr: str, noise_manifest: str) -> None:
+    groups = sampled(qwen3_asr, noise_manifest)
+    config = make_config(qwen3_asr, noise_manifest)
+    saving = config.model_copy(update={"actor": config.actor.model_copy(update={"gradient_checkpointing": True})})
+    assert_equal(updated(config, groups), updated(saving, groups))
+
+
+def test_bf16_micro_batches_add_up_in_fp32(qwen3_asr: str, noise_manifest: str) -> None:
+    groups = sampled(qwen3_asr, noise_manifest)
+    norms = {}
+    for size in (16, 1):
+        config = make_config(qwen3_asr, noise_manifest, micro_batch_size=size)
+        rank = policy_rank(config.model_copy(update={"ds": Ds(zero_stage=2, param_dtype="bf16")}))
+        norms[size] = rank.update([groups], 1e-2)["train/grad_norm"]
+        assert rank.engine.optimizer.gradient_accumulation_dtype == torch.float32
+    assert norms[1] == pytest.approx(norms[16], rel=0.02)
 
 
 def test_a_gradient_of_exactly_zero_is_an_error(qwen3_asr: str, noise_manifest: str) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from speechrl.config import Data
 from speechrl.data.checks import check_utterances
 from speechrl.data.loader import UtteranceLoader
 from speechrl.data.manifest import read_manifests
 from speechrl.data.normalise import words
+from speechrl.sections import Data, Selection
 from speechrl.types import Utterance
 
 
@@ -82,7 +82,7 @@ def read_sources(data: Data) -> list[list[Utterance]]:
     return [read_checked(path, data) for path in data.prompt_dataset]
 
 
-def read_checked(path: str | Path, data: Data) -> list[Utterance]:
+def read_checked(path: str | Path, data: Selection) -> list[Utterance]:
     """The utterances of one manifest that pass the checks of --data. Raises ValueError as --data.on_error says."""
     utterances = read_manifests([str(path)])
     if data.max_samples:

@@ -220,8 +220,8 @@ def family_of(config: PreTrainedConfig) -> Family:
         _refuse_changed_logits(config)
         return FAMILIES["causal_lm"]
     raise ValueError(
-        f"--actor.model_name_or_path: model_type {config.model_type!r} has no row in speechrl/models/families.py; "
-        f"there are {', '.join(FAMILIES)} (any causal language model)"
+        f"model_type {config.model_type!r} has no row in speechrl/models/families.py; there are "
+        f"{', '.join(FAMILIES)} (any causal language model)"
     )
 
 
@@ -230,6 +230,4 @@ def _refuse_changed_logits(config: PreTrainedConfig) -> None:
     neutral = {"logits_scaling": 1.0, "logit_scale": 1.0, "lm_head_multiplier": 1.0, "final_logit_softcapping": None}
     for name, value in neutral.items():
         if getattr(config.get_text_config(), name, value) not in (value, None):
-            raise ValueError(
-                f"--actor.model_name_or_path: {config.model_type} changes its logits ({name}): not supported"
-            )
+            raise ValueError(f"{config.model_type} changes its logits ({name}): not supported")

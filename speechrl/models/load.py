@@ -39,13 +39,18 @@ def read_family(path: str, trust_remote_code: bool = False) -> tuple[Any, Family
     Raises ValueError that names the path when there is no readable model.
     """
     options = _source_options(path)
+    if not options and (path.count("/") > 1 or path.startswith((".", "/", "~"))):  # no hub id looks like this
+        raise ValueError(f"model {path}: there is no such folder")
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **options)
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"--actor.model_name_or_path {path}: no readable Hugging Face model: {error}") from error
-    if Path(path).is_dir():
+        raise ValueError(f"model {path}: no readable Hugging Face model: {error}") from error
+    if options:
         _check_shards(Path(path))
-    return config, family_of(config)
+    try:
+        return config, family_of(config)
+    except ValueError as error:
+        raise ValueError(f"model {path}: {error}") from None
 
 
 def load_processor(path: str, family: Family, trust_remote_code: bool = False) -> Any:
@@ -54,9 +59,9 @@ def load_processor(path: str, family: Family, trust_remote_code: bool = False) -
     try:
         processor = kind.from_pretrained(path, trust_remote_code=trust_remote_code, **_source_options(path))
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"--actor.model_name_or_path {path}: its processor can't be read: {error}") from error
+        raise ValueError(f"model {path}: its processor can't be read: {error}") from error
     if family.has_audio and not hasattr(processor, "feature_extractor"):
-        raise ValueError(f"--actor.model_name_or_path {path}: no audio processor (preprocessor config) in the folder")
+        raise ValueError(f"model {path}: no audio processor (preprocessor config) in the folder")
     return processor
 
 
@@ -79,12 +84,10 @@ def load_model(
             **_source_options(path),
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
-        raise ValueError(f"--actor.model_name_or_path {path}: can't be loaded: {error}") from error
+        raise ValueError(f"model {path}: can't be loaded: {error}") from error
     faults = {key: sorted(map(str, report[key])) for key in ("missing_keys", "mismatched_keys") if report[key]}
     if faults:
-        raise ValueError(
-            f"--actor.model_name_or_path {path}: weights do not fit the config: {json.dumps(faults)[:500]}"
-        )
+        raise ValueError(f"model {path}: weights do not fit the config: {json.dumps(faults)[:500]}")
     processor = load_processor(path, family, trust_remote_code)
     return LoadedModel(model=model.eval(), processor=processor, family=family, path=path)
 
@@ -100,18 +103,16 @@ def _check_shards(folder: Path) -> None:
     names = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {"model.safetensors"}
     absent = sorted(name for name in names if not (folder / name).is_file())
     if absent and not list(folder.glob("*.bin*")):
-        raise ValueError(f"--actor.model_name_or_path {folder}: {', '.join(absent)} is missing; copy the whole folder")
+        raise ValueError(f"model {folder}: {', '.join(absent)} is missing; copy the whole folder")
     for shard in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(str(shard), framework="pt") as handle:
                 first = next(iter(handle.keys()), "")
         except (SafetensorError, OSError) as error:
-            raise ValueError(
-                f"--actor.model_name_or_path {folder}: {shard.name} can't be read ({error}); copy it again"
-            ) from error
+            raise ValueError(f"model {folder}: {shard.name} can't be read ({error}); copy it again") from error
         if first.startswith("thinker."):
             raise ValueError(
-                f"--actor.model_name_or_path {folder}: this is the first release's layout (thinker.*); give the folder "
+                f"model {folder}: this is the first release's layout (thinker.*); give the folder "
                 "in transformers' layout, such as Qwen/Qwen3-ASR-1.7B-hf"
             )
 
@@ -127,7 +128,7 @@ def role_of(name: str, family: Family) -> str:
     raise KeyError(f"parameter {name} belongs to no role of family {family.name}")
 
 
-def freeze(model: nn.Module, family: Family, roles: Iterable[str]) -> dict[str, tuple[int, int]]:
+def freeze_roles(model: nn.Module, family: Family, roles: Iterable[str]) -> dict[str, tuple[int, int]]:
     """Set requires_grad by role; return role -> (trainable, all) parameter counts.
 
     Raises ValueError when a role to freeze matches nothing: a freeze flag that nothing reads is a silent fault.

@@ -104,7 +104,7 @@ class PromptBuilder:
     def _text_prompt(self, utterance: Utterance) -> Prepared:
         if utterance.audio is not None or utterance.prompt is None:
             what = "audio, but the model has no audio encoder" if utterance.audio else "no `prompt`"
-            raise ValueError(f"{utterance.where}: utterance {utterance.id} has {what} (--actor.model_name_or_path)")
+            raise ValueError(f"{utterance.where}: utterance {utterance.id} has {what}")
         text = self._chat_text(utterance) if self.tokenizer.chat_template else utterance.prompt
         token_ids = tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
         if not token_ids:

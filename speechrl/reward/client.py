@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx
 
-from speechrl.config import Reward
 from speechrl.reward.plugin import (
     RewardAnswer,
     RewardError,
@@ -22,6 +21,7 @@ from speechrl.reward.plugin import (
     check_answer,
     name_samples,
 )
+from speechrl.sections import Reward
 from speechrl.types import Group, Scores
 
 log = logging.getLogger(__name__)

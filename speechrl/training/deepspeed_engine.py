@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from speechrl.config import Actor, Ds
+from speechrl.sections import Actor, Ds
 
 
 def join(rank: int, world_size: int, address: str, port: int, device: torch.device, timeout_s: float) -> None:
@@ -55,12 +55,15 @@ def start(module: nn.Module, actor: Actor, ds: Ds) -> Any:
     optimizer = torch.optim.AdamW(
         trainable, lr=actor.adam.lr, betas=actor.adam.betas, eps=actor.adam.eps, weight_decay=actor.adam.weight_decay
     )
+    bf16 = ds.param_dtype == "bf16"
     config = {
         "train_micro_batch_size_per_gpu": 1,  # bookkeeping only: batches are counted in tokens, by us
         "gradient_accumulation_steps": 1,
         "gradient_clipping": actor.max_norm,
         "zero_optimization": {"stage": ds.zero_stage, "overlap_comm": False},
-        "bf16": {"enabled": ds.param_dtype == "bf16"},
+        "bf16": {"enabled": bf16},
+        # micro-batches add up in fp32; below stage 2 DeepSpeed either does so of itself or can't
+        "data_types": {"grad_accum_dtype": "fp32"} if bf16 and ds.zero_stage >= 2 else {},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 10**9,

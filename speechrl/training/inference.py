@@ -12,13 +12,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from speechrl.config import Actor, Data
 from speechrl.models.families import Features
-from speechrl.models.load import encoder_digest, freeze, load_model
+from speechrl.models.load import encoder_digest, freeze_roles, load_model
 from speechrl.models.policy import PolicyModule
 from speechrl.models.prompts import Prepared, PromptBuilder
 from speechrl.rollout.engine import Sampling
 from speechrl.rollout.native import Completion, sample
+from speechrl.sections import Role, Runtime, Selection
 from speechrl.training.batch import collate, micro_batches, rows_of
 from speechrl.types import Group, Prompt, Rollout, TrainGroup, Utterance
 
@@ -28,29 +28,29 @@ ENCODE_BATCH = 16  # utterances a forward pass of the encoder takes
 class InferenceRank:
     """One model on one device.
 
-    model: folder. encoder_trains and num_ctc_units: see PolicyModule.
+    model: folder. freeze: roles that hold still; a frozen encoder runs once per utterance. num_ctc_units: see
+    PolicyModule.
     """
 
     def __init__(
         self,
-        actor: Actor,
-        data: Data,
+        model: str,
+        runtime: Runtime,
+        data: Selection,
         dtype: str,
-        model: str = "",
-        encoder_trains: bool = False,
+        freeze: Sequence[Role] = ("encoder",),
         num_ctc_units: int = 0,
     ):
-        self.device = pick_device(actor.device)
+        self.device = pick_device(runtime.device)
         if self.device.type == "cpu":
-            torch.set_num_threads(actor.threads_per_rank)
+            torch.set_num_threads(runtime.threads_per_rank)
         quiet_libraries()
-        self.path = model or actor.model_name_or_path
-        self.loaded = load_model(self.path, dtype, actor.attn_implementation, actor.trust_remote_code)
+        self.path = model
+        self.loaded = load_model(model, dtype, runtime.attn_implementation, runtime.trust_remote_code)
         self.loaded.model.to(self.device)
-        roles = [role for role in actor.freeze if not (role == "encoder" and encoder_trains)]
-        self.parameter_counts = freeze(self.loaded.model, self.loaded.family, roles)
+        self.parameter_counts = freeze_roles(self.loaded.model, self.loaded.family, freeze)
         self.builder = PromptBuilder(self.loaded, data.instruction, data.force_language)
-        self.module = PolicyModule(self.loaded, self.builder.banned_ids, encoder_trains, num_ctc_units)
+        self.module = PolicyModule(self.loaded, self.builder.banned_ids, "encoder" not in freeze, num_ctc_units)
         self.family = self.loaded.family
         self.weights_version = 0
         self._encoded: dict[str, Tensor] = {}  # utterance id -> encoder output [A, D]

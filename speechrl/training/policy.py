@@ -56,11 +56,12 @@ class PolicyRank(InferenceRank):
         self.config, self.place = config, place
         _seed_everything(config.train.seed)
         super().__init__(
+            config.actor.model_name_or_path,
             config.actor,
             config.data,
             config.ds.param_dtype,
-            encoder_trains="encoder" not in config.actor.freeze,
-            num_ctc_units=len(ctc_units or {}),
+            config.actor.freeze,
+            len(ctc_units or {}),
         )
         self.ctc_units = ctc_units or {}
         if isinstance(config, TrainConfig):

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from speechrl.config import Ckpt, Common, dump
+from speechrl.config import Common, dump
+from speechrl.sections import Ckpt
 
 
 class RunFolder:

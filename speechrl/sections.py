@@ -1,0 +1,283 @@
+"""Every section of options: defaults and help, once. Command lines and YAML files are made from these.
+
+A command takes the sections that it reads (config.py). Names follow OpenRLHF where it has the same thing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from speechrl.settings import Section
+
+Role = Literal["encoder", "projector", "language_model"]
+Estimator = Literal["group_norm", "dr_grpo", "rloo", "reinforce_baseline", "mwer"]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Adam(Section):
+    """AdamW (Loshchilov and Hutter 2019)."""
+
+    lr: float = Field(default=1e-6, gt=0)
+    """Peak learning rate."""
+    betas: tuple[Share, Share] = (0.9, 0.99)
+    """Decay rates of the two moments."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay."""
+
+
+class Runtime(Section):
+    """Where and how a model runs."""
+
+    num_ranks: int = Field(default=1, ge=1)
+    """Data-parallel ranks: one GPU each, or one CPU process each where there is no GPU."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where ranks run; auto takes CUDA when torch sees a GPU."""
+    threads_per_rank: int = Field(default=1, ge=1)
+    """Torch threads of a CPU rank. More ranks with one thread each beat one rank with many on a busy machine."""
+    attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    """Attention kernel of transformers."""
+    trust_remote_code: bool = False
+    """Run Python code that lies in the model's folder."""
+
+
+class Actor(Runtime):
+    """The policy: what is trained."""
+
+    model_name_or_path: str = ""
+    """Hugging Face folder (or hub id) of the model to start from."""
+    freeze: tuple[Role, ...] = ("encoder",)
+    """Roles that do not train. Give none to train everything."""
+    adam: Adam = Adam()
+    lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate falls after the warm-up."""
+    lr_warmup_ratio: float = Field(default=0.03, ge=0, le=1)
+    """Share of all optimiser steps over which the rate rises from 0."""
+    min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
+    """Rate at the end of a linear or cosine schedule, as a share of the peak."""
+    max_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this global L2 norm."""
+    eps_clip_low_high: tuple[Share, Annotated[float, Field(ge=0)]] = (0.2, 0.2)
+    """Ratios are clipped to [1 - low, 1 + high]."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass."""
+
+
+class Ref(Section):
+    """The frozen reference policy, started only when --algo.kl.init_coef is above 0."""
+
+    model_name_or_path: str = ""
+    """Reference model; the actor's starting point if empty."""
+    num_ranks: int = Field(default=0, ge=0)
+    """Ray actors that hold the reference, each beside a policy rank; 0: as many as --actor.num_ranks."""
+
+
+class Selection(Section):
+    """Which utterances of a manifest are taken, and what the model is told beside the audio."""
+
+    max_samples: int = Field(default=0, ge=0)
+    """Take only the first N utterances of each manifest; 0 takes all."""
+    min_duration_s: float = Field(default=0.1, ge=0)
+    """Shorter audio is bad input."""
+    max_duration_s: float = Field(default=30.0, gt=0)
+    """Longer audio is bad input."""
+    on_error: Literal["stop", "skip"] = "stop"
+    """Bad utterances stop the run, or are left out, counted and listed."""
+    instruction: str = ""
+    """Text given beside the audio where an utterance has no `prompt` of its own; the family's default if empty."""
+    force_language: bool = False
+    """Tell the model the utterance's language instead of letting it say it (families with a language tag)."""
+
+
+class Data(Selection):
+    """Where utterances come from and which are taken."""
+
+    prompt_dataset: tuple[str, ...] = ()
+    """Training manifests (JSONL) or `datasets` folders."""
+    probabilities: tuple[float, ...] = ()
+    """Share of each training manifest in a batch; by size if empty."""
+    shuffle: bool = True
+    """Shuffle each epoch, as a function of --train.seed."""
+
+
+class Rollout(Section):
+    """Sampling of G completions per prompt."""
+
+    engine: Literal["native"] = "native"
+    """What samples: native is the policy's own forward pass."""
+    batch_size: int = Field(default=64, ge=1)
+    """Prompts per rollout batch, over all ranks."""
+    n_samples_per_prompt: int = Field(default=8, ge=1)
+    """G, the size of a group."""
+    max_new_tokens: int = Field(default=256, ge=1)
+    """A completion that reaches this length ends with finish reason "length"."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature; recorded log-probs are after it."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling; below 1 the recorded log-probs belong to another distribution (a warning says so)."""
+    top_k: int = Field(default=0, ge=0)
+    """Sample among the k likeliest tokens; 0 is off."""
+    micro_batch_size: int = Field(default=16, ge=1)
+    """Prompts sampled together on one rank (times G rows)."""
+
+
+class Advantage(Section):
+    """How a group's rewards become advantages."""
+
+    estimator: Estimator = "group_norm"
+    """group_norm divides by the group's standard deviation, dr_grpo does not; the others differ in their baseline."""
+    min_std: float = Field(default=1e-6, ge=0)
+    """A group whose rewards have a smaller standard deviation carries no gradient."""
+
+
+class Kl(Section):
+    """Distance from the reference policy."""
+
+    init_coef: float = Field(default=0.0, ge=0)
+    """Weight of the KL; 0 starts no reference model."""
+    use_loss: bool = True
+    """Add the KL to the loss; otherwise subtract it from the reward."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Schulman's estimators; k1 fits the reward only."""
+
+
+class Algo(Section):
+    """What is optimised."""
+
+    advantage: Advantage = Advantage()
+    kl: Kl = Kl()
+    policy_loss: Literal["ppo", "gspo", "reinforce"] = "ppo"
+    """ppo clips token ratios, gspo clips the sequence's ratio, reinforce clips nothing."""
+    loss_normalization: Literal["token", "sequence", "constant"] = "token"
+    """Divide once by all trained tokens, by each length and all sequences, or by sequences and a constant length."""
+    constant_length: int = Field(default=0, ge=0)
+    """The length for `constant`; --rollout.max_new_tokens if 0."""
+    dynamic_filtering_enable: bool = False
+    """Sample further prompts until the batch is full of groups with spread."""
+    dynamic_filtering_max_rounds: int = Field(default=3, ge=1)
+    """At most this many rollout rounds a step."""
+
+
+class Reward(Section):
+    """What scores a completion."""
+
+    remote_url: tuple[str, ...] = ()
+    """A Python file with reward_func(queries, prompts, labels), or http(s) URLs of `speechrl serve-reward`."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """Of one HTTP request."""
+    max_retries: int = Field(default=5, ge=0)
+    """On transport errors, 429 and 5xx; then the run stops."""
+    concurrency: int = Field(default=8, ge=1)
+    """HTTP requests in flight."""
+    batch_size: int = Field(default=64, ge=1)
+    """Completions per HTTP request."""
+
+
+class Train(Section):
+    """The optimisation loop."""
+
+    batch_size: int = Field(default=0, ge=0)
+    """Completions per optimiser step, over all ranks; a multiple of G. 0: one step per rollout batch (sft: 32)."""
+    micro_batch_size: int = Field(default=16, ge=1)
+    """Rows per forward pass on one rank; never changes the gradient."""
+    max_epochs: int = Field(default=1, ge=1)
+    """Passes over each rollout batch."""
+    num_episodes: int = Field(default=1, ge=1)
+    """Passes over the dataset."""
+    max_steps: int = Field(default=0, ge=0)
+    """Stop after this many rollout batches (sft: optimiser steps); 0 follows --train.num_episodes."""
+    max_seconds: float = Field(default=0.0, ge=0)
+    """sft: stop after this time, the rate schedule following the clock; 0 is off."""
+    seed: int = 0
+    """Of data order, sampling and dropout."""
+
+
+class Precision(Section):
+    """Number format."""
+
+    param_dtype: Literal["fp32", "bf16"] = "bf16"
+    """Of weights and activations; optimiser state is fp32."""
+
+
+class Ds(Precision):
+    """DeepSpeed."""
+
+    zero_stage: Literal[0, 1, 2, 3] = 2
+    """What ZeRO shards over ranks: 0 nothing, 1 optimiser state, 2 gradients too, 3 parameters too."""
+    comm_timeout_s: float = Field(default=1800.0, gt=0)
+    """A collective that takes longer is an error."""
+
+
+class Sft(Section):
+    """Supervised fine-tuning."""
+
+    ctc_weight: float = Field(default=0.0, ge=0)
+    """Weight of an auxiliary CTC loss on the encoder, whose head is thrown away; helps models trained from scratch."""
+    ctc_warmup_steps: int = Field(default=0, ge=0)
+    """Optimiser steps with the CTC loss alone."""
+    label_language: bool = True
+    """Train the model to say the utterance's language first (families with a language tag)."""
+
+
+class Decoding(Section):
+    """Greedy decoding of held-out sets."""
+
+    dataset: tuple[str, ...] = ()
+    """Manifests, each as name=path or path."""
+    batch_size: int = Field(default=64, ge=1)
+    """Prompts decoded together on one rank."""
+    max_new_tokens: int = Field(default=256, ge=1)
+    """Longest transcript."""
+
+
+class Eval(Decoding):
+    """Greedy decoding of held-out sets during training."""
+
+    steps: int = Field(default=0, ge=0)
+    """Evaluate every N steps and at the end; 0 is off."""
+    best_metric: str = ""
+    """Keep the export of the step with the best value of this metric, such as eval/dev/cer; the last step if empty."""
+    best_direction: Literal["min", "max"] = "min"
+    """Which end of --eval.best_metric is good."""
+
+
+class Ckpt(Section):
+    """What is written."""
+
+    output_dir: str = "runs/speechrl"
+    """Folder of the run."""
+    save_steps: int = Field(default=0, ge=0)
+    """Checkpoint (weights, optimiser, loader) every N steps; 0 is off."""
+    save_hf: bool = True
+    """Export a Hugging Face folder with each checkpoint and at the end."""
+    max_num: int = Field(default=2, ge=1)
+    """Checkpoints kept."""
+    resume: bool = False
+    """Continue from the newest checkpoint in --ckpt.output_dir."""
+    overwrite: bool = False
+    """Start anew in a folder that already holds a run."""
+
+
+class Tracking(Section):
+    """Metrics and samples."""
+
+    tensorboard: bool = True
+    """Write TensorBoard events."""
+    wandb_project: str = ""
+    """Log to this Weights & Biases project."""
+    sample_steps: int = Field(default=10, ge=0)
+    """Show a table of sample groups every N steps; 0 is off."""
+    sample_groups: int = Field(default=2, ge=1)
+    """Groups in that table."""
+
+
+class RayOptions(Section):
+    """The Ray cluster."""
+
+    address: str = ""
+    """A running cluster to join; a private local one is started (and ended) if empty."""
+    startup_timeout_s: float = Field(default=300.0, gt=0)
+    """How long actors may wait for resources and load their model."""

@@ -1,0 +1,103 @@
+"""What `speechrl check` and the start of every run refuse, before Ray starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from speechrl.config import CheckConfig
+from speechrl.data.audio import write_wav
+from speechrl.models.tiny import build_qwen3_asr
+from speechrl.preflight import check
+from speechrl.sections import Actor, Algo, Ckpt, Data, Kl, RayOptions, Ref, Reward, Rollout
+
+GOOD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0] * len(queries)}\n"
+
+
+def config(model: str, manifest: str, folder: Path, reward: str = GOOD, **sections) -> CheckConfig:
+    (folder / "reward.py").write_text(reward)
+    values = {
+        "actor": Actor(model_name_or_path=model, device="cpu"),
+        "data": Data(prompt_dataset=(manifest,)),
+        "reward": Reward(remote_url=(str(folder / "reward.py"),)),
+        "rollout": Rollout(batch_size=1),
+        "ckpt": Ckpt(output_dir=str(folder / "run")),
+    }
+    return CheckConfig(**(values | sections))
+
+
+def one_row(folder: Path, **row) -> str:
+    write_wav(folder / "a.wav", np.full(16000, 0.1, np.float32), 16000)
+    (folder / "one.jsonl").write_text(json.dumps({"audio": "a.wav", "text": "turn on"} | row) + "\n")
+    return str(folder / "one.jsonl")
+
+
+def test_what_fits_is_said_line_by_line(qwen3_asr: str, noise_manifest: str, tmp_path: Path) -> None:
+    lines = check(config(qwen3_asr, noise_manifest, tmp_path))
+    assert lines[0].startswith("training set 1: 12 utterances")
+    assert lines[1].startswith("model: qwen3_asr, ")
+    assert lines[2] == "audio: 12 files decoded"
+    assert lines[4] == "reward: 1.0 for the reference of n0"
+
+
+def test_a_text_model_given_audio_is_refused(causal_lm: str, noise_manifest: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"noise.jsonl:1: utterance n0 has audio, but the model \(causal_lm\)"):
+        check(config(causal_lm, noise_manifest, tmp_path))
+
+
+def test_special_tokens_in_a_text_are_refused(qwen3_asr: str, tmp_path: Path) -> None:
+    manifest = one_row(tmp_path, text="turn<|im_end|> on")
+    with pytest.raises(ValueError, match=r"one.jsonl:1: .*`text` contains <\|im_end\|>"):
+        check(config(qwen3_asr, manifest, tmp_path))
+
+
+def test_a_text_that_the_tokenizer_cannot_write_is_refused(qwen3_asr: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"one.jsonl:1: the tokenizer turns the reference 'ÄÖ' into "):
+        check(config(qwen3_asr, one_row(tmp_path, text="ÄÖ"), tmp_path))
+
+
+@pytest.mark.parametrize("path", ["/nowhere/model", "./model", "a/b/c"])
+def test_a_model_folder_that_is_not_there_is_said_so(path: str, noise_manifest: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"model {path}: there is no such folder"):
+        check(config(path, noise_manifest, tmp_path))
+
+
+def test_a_reference_of_another_family_or_vocabulary_is_refused(
+    qwen3_asr: str, qwen2_audio: str, noise_manifest: str, tmp_path: Path
+) -> None:
+    build_qwen3_asr(tmp_path / "other", "turno0123456789", width=32, encoder_layers=1, decoder_layers=1)
+    algo = Algo(kl=Kl(init_coef=0.1))
+    for reference, expected in ((qwen2_audio, "a qwen2_audio model, the policy is qwen3_asr"),
+                                (str(tmp_path / "other"), "a model with another vocabulary")):  # fmt: skip
+        with pytest.raises(ValueError, match=f"--ref.model_name_or_path: {expected}"):
+            check(config(qwen3_asr, noise_manifest, tmp_path, algo=algo, ref=Ref(model_name_or_path=reference)))
+    unused = config(qwen3_asr, noise_manifest, tmp_path, ref=Ref(model_name_or_path=qwen2_audio))
+    assert check(unused)  # no KL, no reference
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there_is_said_so(qwen3_asr: str, noise_manifest: str, tmp_path: Path) -> None:
+    actor = Actor(model_name_or_path=qwen3_asr, device="cuda")
+    with pytest.raises(ValueError, match="torch sees no GPU"):
+        check(config(qwen3_asr, noise_manifest, tmp_path, actor=actor))
+    # the ranks of a cluster elsewhere may have one
+    assert check(config(qwen3_asr, noise_manifest, tmp_path, actor=actor, ray=RayOptions(address="far:6379")))
+
+
+BAD_REWARDS = {
+    "raises": ("def reward_func(queries, prompts, labels):\n    raise KeyError('x')\n", "reward.py:2"),
+    "miscounts": ("def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0]}\n", "1"),
+    "nan": (GOOD.replace("1.0", "float('nan')"), "nan"),
+    "string": (GOOD.replace("1.0", "'good'"), "good"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_REWARDS)
+def test_a_reward_that_does_not_work_is_told(name: str, qwen3_asr: str, noise_manifest: str, tmp_path: Path) -> None:
+    source, expected = BAD_REWARDS[name]
+    with pytest.raises(ValueError, match=expected):
+        check(config(qwen3_asr, noise_manifest, tmp_path, reward=source))
