@@ -12,8 +12,8 @@ set -euo pipefail
 RUN=${RUN:-runs/quickstart}
 SEED=${SEED:-0}          # of corpus, weights, data order and sampling
 SCALE=${SCALE:-1.0}      # of the corpus
-SFT_STEPS=${SFT_STEPS:-400}
-GRPO_STEPS=${GRPO_STEPS:-150}
+SFT_STEPS=${SFT_STEPS:-600}
+GRPO_STEPS=${GRPO_STEPS:-100}
 RANKS=${RANKS:-2}        # one CPU process each
 
 control=no
@@ -45,11 +45,11 @@ stage sft speechrl sft "${ranks[@]}" "${sft[@]}" \
   --data.prompt_dataset "$corpus/sft_train.jsonl" --sft.ctc_weight 0.5 \
   --train.max_steps "$SFT_STEPS" --ckpt.output_dir "$RUN/sft"
 
-# half of the prompts are clean, so that clean speech is not forgotten
+# clean prompts among the noisy ones, so that clean speech is not forgotten
 stage grpo speechrl train "${ranks[@]}" \
   --actor.model_name_or_path "$RUN/sft/hf/last" --actor.freeze encoder \
   --actor.adam.lr 2e-4 --actor.lr_scheduler linear --actor.lr_warmup_ratio 0.1 \
-  --data.prompt_dataset "$corpus/rl_train_noisy.jsonl" "$corpus/rl_train_clean.jsonl" --data.probabilities 0.5 0.5 \
+  --data.prompt_dataset "$corpus/rl_train_noisy.jsonl" "$corpus/rl_train_clean.jsonl" --data.probabilities 0.6 0.4 \
   --rollout.batch_size 16 --rollout.n_samples_per_prompt 8 --rollout.max_new_tokens 48 --rollout.micro_batch_size 8 \
   --train.micro_batch_size 64 --train.max_steps "$GRPO_STEPS" \
   --algo.advantage.estimator group_norm --reward.remote_url rewards/asr.py \
@@ -60,7 +60,7 @@ if [ "$control" = yes ]; then
   seconds=$(awk '$1 == "grpo" { print $2 }' "$RUN/seconds.tsv")
   stage control speechrl sft "${ranks[@]}" "${sft[@]}" \
     --actor.model_name_or_path "$RUN/sft/hf/last" --actor.freeze encoder --actor.adam.lr 5e-4 \
-    --data.prompt_dataset "$corpus/rl_train_noisy.jsonl" "$corpus/rl_train_clean.jsonl" --data.probabilities 0.5 0.5 \
+    --data.prompt_dataset "$corpus/rl_train_noisy.jsonl" "$corpus/rl_train_clean.jsonl" --data.probabilities 0.6 0.4 \
     --train.max_seconds "$seconds" --ckpt.output_dir "$RUN/control"
   models+=(control="$RUN/control/hf/last")
 fi

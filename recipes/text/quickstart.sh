@@ -7,8 +7,8 @@ set -euo pipefail
 
 RUN=${RUN:-runs/text_quickstart}
 SEED=${SEED:-0}
-SFT_STEPS=${SFT_STEPS:-150}
-GRPO_STEPS=${GRPO_STEPS:-30}
+SFT_STEPS=${SFT_STEPS:-300}
+GRPO_STEPS=${GRPO_STEPS:-150}
 
 python data/make_sort_digits.py --out "$RUN/data" --seed "$SEED"
 
@@ -23,11 +23,11 @@ speechrl sft \
 
 speechrl train \
   --actor.model_name_or_path "$RUN/sft/hf/last" --actor.num_ranks 1 --actor.device cpu \
-  --actor.adam.lr 5e-4 \
+  --actor.adam.lr 3e-4 \
   --data.prompt_dataset "$RUN/data/train.jsonl" --eval.dataset dev="$RUN/data/dev.jsonl" \
   --eval.max_new_tokens 16 --eval.steps "$GRPO_STEPS" \
-  --rollout.batch_size 16 --rollout.n_samples_per_prompt 8 --rollout.max_new_tokens 16 \
-  --train.micro_batch_size 128 --train.max_steps "$GRPO_STEPS" --train.seed "$SEED" \
+  --rollout.batch_size 32 --rollout.n_samples_per_prompt 8 --rollout.max_new_tokens 16 \
+  --train.micro_batch_size 256 --train.max_steps "$GRPO_STEPS" --train.seed "$SEED" \
   --algo.advantage.estimator group_norm \
   --reward.remote_url rewards/text_rule.py \
   --ds.param_dtype fp32 --ds.zero_stage 2 \

@@ -303,7 +303,7 @@ SPLITS: dict[str, Split] = {
     "test_clean": Split(_TEST_VOICES, _CLEAN_DB, _CLEAN_WPM, held_out=True),
 }
 DEFAULT_SIZES = {
-    "sft_train": 3600,
+    "sft_train": 6000,
     "sft_dev": 200,
     "rl_train_noisy": 1200,
     "rl_train_clean": 400,
