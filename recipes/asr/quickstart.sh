@@ -13,7 +13,7 @@ RUN=${RUN:-runs/quickstart}
 SEED=${SEED:-0}          # of corpus, weights, data order and sampling
 SCALE=${SCALE:-1.0}      # of the corpus
 SFT_STEPS=${SFT_STEPS:-600}
-GRPO_STEPS=${GRPO_STEPS:-100}
+GRPO_STEPS=${GRPO_STEPS:-150}
 RANKS=${RANKS:-2}        # one CPU process each
 
 control=no
