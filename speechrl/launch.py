@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from speechrl.config import Common, EvalConfig, TrainConfig
+from speechrl.ports import free_address
 from speechrl.sections import RayOptions
 from speechrl.training.group import PolicyGroup, RankGroup
 from speechrl.training.inference import InferenceRank
@@ -129,8 +129,7 @@ def _reserve(num_ranks: int, gpus: int, timeout_s: float) -> Any:
 
     bundles = [{"CPU": CPUS_PER_RANK, "GPU": gpus} if gpus else {"CPU": CPUS_PER_RANK} for _ in range(num_ranks)]
     placement = ray.util.placement_group(bundles, strategy="PACK")
-    ready, _ = ray.wait([placement.ready()], timeout=timeout_s)
-    if not ready:
+    if not placement.wait(timeout_s):
         have = {name: count for name, count in ray.cluster_resources().items() if name in ("CPU", "GPU")}
         raise TimeoutError(
             f"--actor.num_ranks {num_ranks} needs {num_ranks} x {bundles[0]}, the cluster has {have} "
@@ -152,18 +151,6 @@ def _meeting_point(placement: Any) -> tuple[str, int]:
 
     probe = ray.remote(free_address).options(num_cpus=1, **_bundle(placement, 0))
     return ray.get(probe.remote())
-
-
-def free_address() -> tuple[str, int]:
-    import ray
-
-    return ray.util.get_node_ip_address(), free_socket_port()
-
-
-def free_socket_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
 
 
 def _telling(rank: type[R]) -> type[R]:

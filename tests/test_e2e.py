@@ -13,8 +13,8 @@ import pytest
 import torch
 import yaml
 
-from speechrl.launch import free_socket_port
 from speechrl.models.load import load_model
+from speechrl.ports import free_socket_port
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parent.parent

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from speechrl.config import TrainConfig
-from speechrl.launch import cluster, free_address
+from speechrl.launch import cluster
 from speechrl.models.load import load_processor, read_family
+from speechrl.ports import free_address
 from speechrl.sections import Actor, Adam, Algo, Data, Ds, RayOptions, Reward, Rollout, Train
 from speechrl.training.deepspeed_engine import whole_state
 from speechrl.training.group import spread

@@ -9,7 +9,7 @@ import torch
 
 from speechrl.config import TrainConfig
 from speechrl.data.manifest import read_manifest
-from speechrl.launch import free_socket_port
+from speechrl.ports import free_socket_port
 from speechrl.rollout.engine import Sampling
 from speechrl.sections import Actor, Adam, Advantage, Algo, Data, Ds, Kl, Reward, Rollout, Train
 from speechrl.training.policy import Place, PolicyRank

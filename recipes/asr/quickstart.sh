@@ -32,7 +32,7 @@ stage() {  # stage NAME COMMAND...: run it, say so, note its seconds
   printf '%s\t%s\n' "$name" "$((SECONDS - started))" >> "$RUN/seconds.tsv"
 }
 
-ranks=(--actor.num_ranks "$RANKS" --actor.device cpu --ds.param_dtype fp32 --ds.zero_stage 2 --train.seed "$SEED")
+ranks=(--actor.num_ranks "$RANKS" --actor.device cpu --ds.param_dtype fp32 --ds.zero_stage 0 --train.seed "$SEED")
 sft=(--actor.adam.weight_decay 0.01 --actor.adam.betas 0.9 0.98 --actor.lr_scheduler cosine --actor.lr_warmup_ratio 0.08
   --train.batch_size 32 --train.micro_batch_size 16 --tracking.sample_steps 50 --ckpt.overwrite)
 corpus=$RUN/corpus
