@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A tiny language model learns to sort digits: SFT until it gets some right, then GRPO with a rule reward, through the
-# same loop, actors and losses as speech. About 3 minutes on two CPU cores.
+# same loop, actors and losses as speech. About 4 minutes on two CPU cores.
 #
 #   ./run_train.sh recipes/text/quickstart.sh [flags of `speechrl train`]
 set -euo pipefail
