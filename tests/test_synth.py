@@ -153,7 +153,7 @@ def test_default_sizes_have_enough_phrases() -> None:
         if split.held_out:
             assert len(texts[name]) > 0.8 * DEFAULT_SIZES[name]  # a few commands stand twice, in other voices
         repeats = Counter(phrase.text for _, phrase in plan[name]).most_common(1)[0][1]
-        assert repeats <= 12  # there are 270 commands a language, training has over 1000
+        assert repeats <= 15  # there are 270 commands a language, training has over 1000
     characters = set("".join(phrase.text for rows in plan.values() for _, phrase in rows))
     assert characters <= set(speech_vocabulary())
     assert plan_phrases(DEFAULT_SIZES, seed=1) != plan
