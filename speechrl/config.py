@@ -32,6 +32,7 @@ from speechrl.sections import (
     Sft,
     Tracking,
     Train,
+    Vllm,
 )
 from speechrl.settings import Section, load, read_yaml
 from speechrl.settings import dump as dump  # for whoever saves a config
@@ -56,6 +57,7 @@ class TrainConfig(Common):
 
     ref: Ref = Ref()
     rollout: Rollout = Rollout()
+    vllm: Vllm = Vllm()
     algo: Algo = Algo()
     reward: Reward = Reward()
 
@@ -247,10 +249,20 @@ def _check_train(config: TrainConfig) -> None:
         raise ValueError(f"--ref.num_ranks {config.ref.num_ranks} is above --actor.num_ranks {config.actor.num_ranks}")
     if config.train.max_seconds:
         raise ValueError("--train.max_seconds is for speechrl sft; use --train.max_steps here")
+    if config.rollout.engine == "vllm" and config.rollout.temperature > 2:
+        raise ValueError(f"--rollout.temperature {config.rollout.temperature}: vLLM takes at most 2")
+    if config.rollout.engine == "vllm" and config.rollout.max_new_tokens >= config.vllm.max_model_len:
+        raise ValueError(
+            f"--vllm.max_model_len {config.vllm.max_model_len} leaves no room for a prompt beside "
+            f"--rollout.max_new_tokens {config.rollout.max_new_tokens}"
+        )
 
 
 def _check_algorithm(config: TrainConfig) -> None:
     algo = config.algo
+    low, high = algo.correction.bounds
+    if low >= high:
+        raise ValueError(f"--algo.correction.bounds {low} {high}: the first must be below the second")
     if algo.kl.init_coef and algo.kl.use_loss and algo.kl.estimator == "k1":
         raise ValueError(
             "--algo.kl.estimator k1 has a gradient of expectation 0 as a loss; take k2 or k3, or --algo.kl.no_use_loss"

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 from speechrl.config import Common, EvalConfig, TrainConfig
 from speechrl.ports import free_address
+from speechrl.rollout.engine import RolloutEngine
+from speechrl.rollout.vllm import VllmEngine, VllmServer
 from speechrl.sections import RayOptions
 from speechrl.training.group import PolicyGroup, RankGroup
 from speechrl.training.inference import InferenceRank
@@ -22,7 +24,7 @@ REFERENCE_GPU_SHARE = 0.3  # of the GPU that a reference rank shares with a poli
 
 
 @contextmanager
-def cluster(options: RayOptions, num_ranks: int) -> Iterator[None]:
+def cluster(options: RayOptions, num_ranks: int, num_engines: int = 0) -> Iterator[None]:
     """A Ray session: the cluster at --ray.address, or a private one with its own address, ended on leaving."""
     if not options.address:
         # the local cluster listens on this machine for this user only; must be set before ray is imported by workers
@@ -40,7 +42,7 @@ def cluster(options: RayOptions, num_ranks: int) -> Iterator[None]:
         ray.init(address=options.address, **common)
     else:
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # idle workers would only delay the ranks
-        cpus = CPUS_PER_RANK * num_ranks  # logical: a rank and its reference must find a place
+        cpus = CPUS_PER_RANK * num_ranks + num_engines  # logical: ranks, references, engines must find a place
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, object_store_memory=512 * 2**20, **common)
     try:
         yield
@@ -85,6 +87,24 @@ def start_reference(config: TrainConfig, policy: PolicyGroup) -> RankGroup | Non
     return _ready(RankGroup(ranks), config.ray.startup_timeout_s)
 
 
+def start_engine(config: TrainConfig, policy: PolicyGroup) -> RolloutEngine:
+    """What samples: the policy ranks themselves, or vLLM engines on CPUs or GPUs of their own, without weights yet."""
+    import ray
+
+    if config.rollout.engine == "native":
+        return policy
+    options = config.vllm
+    spec = ray.get(policy.ranks[0].engine_spec.remote(options.max_model_len))
+    remote = ray.remote(_telling(VllmServer))
+    gpus = 1 if _on_gpu(config.actor.device) else 0
+    servers = [
+        remote.options(num_cpus=1, num_gpus=gpus).remote(spec, options, config.train.seed)
+        for _ in range(num_engines(config))
+    ]
+    _ready(RankGroup(servers), config.ray.startup_timeout_s)
+    return VllmEngine(servers, policy, options)
+
+
 def start_inference(config: EvalConfig, model: str) -> RankGroup:
     """Ranks that only decode, for `speechrl eval`."""
     import ray
@@ -109,6 +129,11 @@ def stop(group: RankGroup) -> None:
         ray.kill(rank)
     if group.placement is not None:
         ray.util.remove_placement_group(group.placement)
+
+
+def num_engines(config: TrainConfig) -> int:
+    """vLLM engines of a run."""
+    return config.vllm.num_engines if config.rollout.engine == "vllm" else 0
 
 
 def _wants_reference(config: Common) -> bool:

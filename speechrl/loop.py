@@ -12,7 +12,7 @@ from speechrl.algorithms.schedules import learning_rate
 from speechrl.config import TrainConfig, named_paths
 from speechrl.data.mix import MixedLoader, read_checked, read_sources
 from speechrl.evaluate import evaluate_sets
-from speechrl.launch import cluster, start_policy, start_reference
+from speechrl.launch import cluster, num_engines, start_engine, start_policy, start_reference
 from speechrl.preflight import preflight, try_reward
 from speechrl.reward.client import RewardClient
 from speechrl.tracking import Tracker
@@ -35,18 +35,20 @@ def train(config: TrainConfig) -> Path:
     print(try_reward(reward, builder, sources[0][0], config.rollout.n_samples_per_prompt), flush=True)
     if config.rollout.top_p < 1 or config.rollout.top_k:
         print("warning: --rollout.top_p and top_k truncate: recorded log-probs are not the policy's own", flush=True)
-    with cluster(config.ray, config.actor.num_ranks):
+    with cluster(config.ray, config.actor.num_ranks, num_engines(config)):
         policy = start_policy(config)
         reference = start_reference(config, policy)
+        engine = start_engine(config, policy)
         run.claim()
         tracker = Tracker.from_options(config.tracking, run.path, config.model_dump(mode="json"), total_steps)
         facts = stages.announce(policy.describe()[0])
         saver = stages.Saver(config, run, policy, loader)
         first_step = saver.resume(tracker)
+        engine.sync()  # after a resume: whatever the weights are now
         for step in range(first_step, total_steps):
             clock = Clock()
             with clock("time/rollout_s"):
-                groups, scores, metrics = stages.collect(config, step, loader, policy, reward)
+                groups, scores, metrics = stages.collect(config, step, loader, engine, reward)
             with clock("time/reference_s"):
                 ref_logprobs = stages.reference_logprobs(config, groups, reference, policy)
             train_groups, advantage_metrics = stages.advantages(config, groups, scores, ref_logprobs)
@@ -56,12 +58,14 @@ def train(config: TrainConfig) -> Path:
             )  # fmt: skip
             with clock("time/update_s"):
                 metrics |= advantage_metrics | stages.update(config, train_groups, policy, rate)
+            if train_groups:
+                metrics |= engine.sync()
             policy.forget()
             if reference is not None:
                 reference.forget()
             last = step + 1 == total_steps
             if sets and config.eval.steps and (last or (step + 1) % config.eval.steps == 0):
-                metrics |= evaluate_sets(policy, sets, config.eval, reward)
+                metrics |= evaluate_sets(engine, sets, config.eval, reward)
             if last:
                 stages.check_encoder(facts, policy.describe())
             with clock("time/save_s"):

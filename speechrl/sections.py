@@ -106,8 +106,8 @@ class Data(Selection):
 class Rollout(Section):
     """Sampling of G completions per prompt."""
 
-    engine: Literal["native"] = "native"
-    """What samples: native is the policy's own forward pass."""
+    engine: Literal["native", "vllm"] = "native"
+    """What samples: native is the policy's own forward pass, vllm an engine that gets its weights after each update."""
     batch_size: int = Field(default=64, ge=1)
     """Prompts per rollout batch, over all ranks."""
     n_samples_per_prompt: int = Field(default=8, ge=1)
@@ -122,6 +122,27 @@ class Rollout(Section):
     """Sample among the k likeliest tokens; 0 is off."""
     micro_batch_size: int = Field(default=16, ge=1)
     """Prompts sampled together on one rank (times G rows)."""
+
+
+class Vllm(Section):
+    """The engines of --rollout.engine vllm, each a Ray actor that holds the language model."""
+
+    num_engines: int = Field(default=1, ge=1)
+    """Engines; prompts are spread over them."""
+    gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
+    """Share of a GPU's memory that an engine may take (on the CPU: see cpu_kv_cache_gb)."""
+    cpu_kv_cache_gb: int = Field(default=1, ge=1)
+    """GiB of key-value cache of an engine on the CPU."""
+    enforce_eager: bool = False
+    """Run without CUDA graphs: starts sooner, samples slower."""
+    max_model_len: int = Field(default=4096, ge=16)
+    """Prompt and completion together have at most this many tokens."""
+    enable_prefix_caching: bool = True
+    """Compute the prompt once for the samples of a group."""
+    sync_timeout_s: float = Field(default=300.0, gt=0)
+    """A transfer of the weights that takes longer stops the run."""
+    sync_bucket_mb: int = Field(default=256, ge=1)
+    """MiB of weights per call."""
 
 
 class Advantage(Section):
@@ -144,11 +165,21 @@ class Kl(Section):
     """Schulman's estimators; k1 fits the reward only."""
 
 
+class Correction(Section):
+    """Of the difference between the sampler's and the trainer's log-probs of the same tokens."""
+
+    method: Literal["none", "tis", "icepop", "sequence_mask"] = "none"
+    """tis caps each token's weight, icepop drops tokens outside the bounds, sequence_mask whole completions."""
+    bounds: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(gt=0)]] = (0.5, 2.0)
+    """Lowest and highest probability ratio, trainer over sampler (tis uses the highest alone)."""
+
+
 class Algo(Section):
     """What is optimised."""
 
     advantage: Advantage = Advantage()
     kl: Kl = Kl()
+    correction: Correction = Correction()
     policy_loss: Literal["ppo", "gspo", "reinforce"] = "ppo"
     """ppo clips token ratios, gspo clips the sequence's ratio, reinforce clips nothing."""
     loss_normalization: Literal["token", "sequence", "constant"] = "token"

@@ -190,6 +190,13 @@ BAD_FLAGS = [
     ("train", [*TRAIN, "--train.batch_size", "12"], "--train.batch_size 12: groups stay whole"),
     ("train", [*TRAIN, "--train.batch_size", "520"], "at most 512 (--rollout.batch_size 64 times 8)"),
     ("train", [*TRAIN, "--rollout.batch_size", "1", "--actor.num_ranks", "2"], "--rollout.batch_size 1 is below"),
+    ("train", [*TRAIN, "--rollout.engine", "vllm", "--rollout.temperature", "3"], "vLLM takes at most 2"),
+    (
+        "train",
+        [*TRAIN, "--rollout.engine", "vllm", "--vllm.max_model_len", "256"],
+        "--vllm.max_model_len 256 leaves no",
+    ),
+    ("train", [*TRAIN, "--algo.correction.bounds", "2", "1"], "--algo.correction.bounds 2.0 1.0: the first"),
     ("train", [*TRAIN, "--train.max_seconds", "5"], "--train.max_seconds is for speechrl sft"),
     ("train", [*TRAIN, "--algo.kl.init_coef", "0.1", "--algo.kl.estimator", "k1"], "--algo.kl.estimator k1"),
     ("train", [*TRAIN, "--algo.advantage.estimator", "mwer"], "add --algo.policy_loss reinforce"),

@@ -1,12 +1,18 @@
-"""What a rollout engine is: utterances and sampling parameters in, complete groups out."""
+"""What a rollout engine is: utterances and sampling parameters in, complete groups out.
+
+Shapes: T prompt tokens, H hidden size of the language model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from speechrl.types import Group, Utterance
+from torch import Tensor
+
+from speechrl.types import FinishReason, Group, Prompt, Utterance
 
 
 @dataclass(frozen=True)
@@ -27,12 +33,54 @@ class Sampling:
     seed: int = 0
     step: int = 0
 
+    def seed_of(self, utterance_id: str, index: int | None = None) -> int:
+        """56 bits for an utterance's stream of random numbers, or for that of its sample `index`."""
+        parts = (self.seed, self.step, utterance_id, *(() if index is None else (index,)))
+        key = "\0".join(map(str, parts))
+        return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "big")
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What an engine samples: token ids, the stop token included, and their log-probs (nats)."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class EngineInput:
+    """A prompt as an engine takes it: embeds_TH with the audio in its place, or None where token ids say everything."""
+
+    prompt: Prompt
+    embeds_TH: Tensor | None
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What an engine must know of the policy's language model.
+
+    hf_config: its Hugging Face config. banned_ids are never sampled, stop_ids end a completion.
+    """
+
+    hf_config: Mapping[str, Any]
+    dtype: str
+    takes_embeds: bool
+    max_model_len: int
+    banned_ids: tuple[int, ...]
+    stop_ids: tuple[int, ...]
+
 
 class RolloutEngine(Protocol):
     """Samples groups with the newest weights."""
 
     def generate(self, utterances: Sequence[Utterance], sampling: Sampling) -> list[Group]:
         """One group of `sampling.num_samples` rollouts per utterance, in their order."""
+        ...
+
+    def sync(self) -> dict[str, float]:
+        """Bring the policy's newest weights here, if they are not here already; returns metrics."""
         ...
 
     def forget(self) -> None:

@@ -8,7 +8,6 @@ Shapes: B rows, T tokens, V vocabulary, P prompts, G samples.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,16 +16,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from speechrl.models.policy import PolicyModule
-from speechrl.rollout.engine import Sampling
+from speechrl.rollout.engine import Completion, Sampling
 from speechrl.training.batch import pad
-from speechrl.types import FinishReason, Prompt
-
-
-@dataclass(frozen=True)
-class Completion:
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish_reason: FinishReason
+from speechrl.types import Prompt
 
 
 @torch.no_grad()
@@ -169,6 +161,5 @@ def _truncate(logprobs_BV: Tensor, sampling: Sampling) -> Tensor:
 
 def _uniforms(prompt: Prompt, index: int, sampling: Sampling) -> Tensor:
     """[max_new_tokens] float64 in [0, 1): the row's own stream."""
-    key = f"{sampling.seed}\0{sampling.step}\0{prompt.utterance.id}\0{index}"
-    seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "big")
-    return torch.rand(sampling.max_new_tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    stream = torch.Generator().manual_seed(sampling.seed_of(prompt.utterance.id, index))
+    return torch.rand(sampling.max_new_tokens, dtype=torch.float64, generator=stream)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -105,23 +105,28 @@ def whole_state(
     Tied weights stay one tensor under two names, so that writers can tell.
     """
     module = engine.module
-    copies: dict[int, Tensor] = {}  # by the identity of the parameter
     tensors = dict(module.named_parameters(remove_duplicate=False))
     wanted = {
         name: tensors.get(name, value) for name, value in module.state_dict(keep_vars=True).items() if names(name)
     }
-    unique = list({id(value): value for value in wanted.values()}.values())
-    for bucket in _buckets(unique, bucket_bytes):
-        with _gathered(bucket):
-            copies.update({id(value): value.detach().cpu().clone() for value in bucket})
+    unique = {name: value for value, name in {value: name for name, value in reversed(wanted.items())}.items()}
+    copies = {id(wanted[name]): copy for bucket in whole_buckets(unique, bucket_bytes) for name, copy in bucket}
     return {name: copies[id(value)] for name, value in wanted.items()}
 
 
-def _buckets(tensors: Sequence[Tensor], bucket_bytes: int) -> Iterator[list[Tensor]]:
-    bucket: list[Tensor] = []
+def whole_buckets(tensors: Mapping[str, Tensor], bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+    """(name, whole copy on the CPU) of each tensor, bucket by bucket. Collective under ZeRO-3."""
+    for bucket in _buckets(tensors, bucket_bytes):
+        with _gathered([value for _, value in bucket]):
+            copies = [(name, value.detach().cpu().clone()) for name, value in bucket]
+        yield copies
+
+
+def _buckets(tensors: Mapping[str, Tensor], bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+    bucket: list[tuple[str, Tensor]] = []
     size = 0
-    for tensor in tensors:
-        bucket.append(tensor)
+    for name, tensor in tensors.items():
+        bucket.append((name, tensor))
         size += getattr(tensor, "ds_numel", tensor.numel()) * tensor.element_size()  # numel() is 0 while partitioned
         if size >= bucket_bytes:
             yield bucket

@@ -30,6 +30,10 @@ class RankGroup:
         self.call("forget")
         self.home.clear()
 
+    def sync(self) -> dict[str, float]:
+        """Nothing to do: these ranks sample with the weights that they hold."""
+        return {}
+
     def generate(self, utterances: Sequence[Utterance], sampling: Sampling) -> list[Group]:
         """One group per utterance, in their order; utterance i is sampled on rank i mod N."""
         size = len(self.ranks)

@@ -16,8 +16,8 @@ from speechrl.models.families import Features
 from speechrl.models.load import encoder_digest, freeze_roles, load_model
 from speechrl.models.policy import PolicyModule
 from speechrl.models.prompts import Prepared, PromptBuilder
-from speechrl.rollout.engine import Sampling
-from speechrl.rollout.native import Completion, sample
+from speechrl.rollout.engine import Completion, EngineInput, Sampling
+from speechrl.rollout.native import sample
 from speechrl.sections import Role, Runtime, Selection
 from speechrl.training.batch import collate, micro_batches, rows_of
 from speechrl.types import Group, Prompt, Rollout, TrainGroup, Utterance
@@ -105,22 +105,35 @@ class InferenceRank:
             audio = [encoded[prompt.utterance.id] for prompt in prompts] if encoded else []
             completions = sample(module, prompts, audio, sampling, self.builder.stop_ids, self.builder.pad_id)
         groups = {
-            index: Group(prompt, tuple(self._rollout(prompt, completion) for completion in group))
+            index: self.group_of(prompt, group, self.weights_version)
             for index, prompt, group in zip(order, prompts, completions, strict=True)
         }
         return [groups[index] for index in range(len(groups))]
 
-    def _rollout(self, prompt: Prompt, completion: Completion) -> Rollout:
-        raw, text, language = self.builder.decode(completion.token_ids, prompt.utterance)
-        return Rollout(
-            token_ids=completion.token_ids,
-            logprobs=completion.logprobs,
-            finish_reason=completion.finish_reason,
-            weights_version=self.weights_version,
-            raw_text=raw,
-            text=text,
-            language=language,
-        )
+    def group_of(self, prompt: Prompt, completions: Sequence[Completion], weights_version: int) -> Group:
+        """The completions of one prompt with their texts."""
+        rollouts = []
+        for item in completions:
+            raw, text, language = self.builder.decode(item.token_ids, prompt.utterance)
+            rollouts.append(
+                Rollout(item.token_ids, item.logprobs, item.finish_reason, weights_version, raw, text, language)
+            )
+        return Group(prompt, tuple(rollouts))
+
+    @torch.no_grad()
+    def engine_inputs(self, utterances: Sequence[Utterance]) -> list[EngineInput]:
+        """Prompts for an engine that holds the language model alone: with audio, as embeddings on the CPU."""
+        prepared = self.prepare(utterances)
+        if not self.family.has_audio:
+            return [EngineInput(item.prompt, None) for item in prepared]
+        inputs = []
+        with self.sampling_module() as module:
+            encoded = self.encode(prepared, module)
+            for item in prepared:
+                ids_1T = torch.tensor([item.prompt.token_ids], device=self.device)
+                embeds_1TH = module.embed(ids_1T, [encoded[item.prompt.utterance.id]], [0])
+                inputs.append(EngineInput(item.prompt, embeds_1TH[0].cpu()))
+        return inputs
 
     # --- log-probs --------------------------------------------------------------------------------------------------
 

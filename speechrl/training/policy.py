@@ -10,10 +10,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from speechrl.algorithms.correction import correction
 from speechrl.algorithms.gap import SUMS as GAP_SUMS
 from speechrl.algorithms.gap import finish as finish_gap
 from speechrl.algorithms.gap import logprob_gap
@@ -26,10 +28,14 @@ from speechrl.models.export import write_folder
 from speechrl.models.families import Features
 from speechrl.models.load import load_model
 from speechrl.models.policy import CtcTarget, PolicyModule, disable_dropout
+from speechrl.rollout.engine import Completion, EngineSpec
+from speechrl.rollout.vllm import answer_all
+from speechrl.sections import Vllm
 from speechrl.training import deepspeed_engine
 from speechrl.training.batch import Row, collate, micro_batches, pad, rows_of
 from speechrl.training.inference import InferenceRank, pick_device
-from speechrl.types import TrainGroup, Utterance
+from speechrl.training.weight_sync import buckets, engine_config, num_bytes
+from speechrl.types import Group, Prompt, TrainGroup, Utterance
 
 Audio = Mapping[str, Tensor | Features]
 
@@ -82,6 +88,7 @@ class PolicyRank(InferenceRank):
         """
         config = self.config
         assert isinstance(config, TrainConfig)
+        self._check_versions(mini_batches)
         self.engine.train()
         steps = [rows_of(groups) for groups in mini_batches]
         audio = self._audio_of([item.group.utterance for groups in mini_batches for item in groups])
@@ -98,6 +105,13 @@ class PolicyRank(InferenceRank):
             "train/learning_rate": learning_rate,
             "train/optimizer_steps": float(self.weights_version),
         }
+
+    def _check_versions(self, mini_batches: Sequence[Sequence[TrainGroup]]) -> None:
+        """Rollouts are of the newest weights. Raises RuntimeError otherwise: an engine missed a sync."""
+        rollouts = [rollout for groups in mini_batches for item in groups for rollout in item.group.rollouts]
+        found = {rollout.weights_version for rollout in rollouts}
+        if found != {self.weights_version}:
+            raise RuntimeError(f"rollouts of weights version {sorted(found)}, the policy has {self.weights_version}")
 
     def _update_once(self, rows: list[Row], audio: Audio, learning_rate: float, meter: Meter) -> float:
         config = self.config
@@ -134,7 +148,10 @@ class PolicyRank(InferenceRank):
         first_step = not rows[0].old_logprobs
         old_BR = logprobs_BR.detach() if first_step else _stacked([row.old_logprobs for row in rows], logprobs_BR)
         policy = POLICY_LOSSES[algo.policy_loss](logprobs_BR, old_BR, advantages_B, mask_BR, *clip)
-        loss_BR = policy.loss_BT
+        sampler_BR = _stacked([row.sampler_logprobs for row in rows], logprobs_BR)
+        fix = algo.correction
+        weight_of_token_BR, touched = correction(fix.method, old_BR, sampler_BR, mask_BR, fix.bounds)
+        loss_BR = policy.loss_BT * weight_of_token_BR
         if rows[0].ref_logprobs:
             ref_BR = _stacked([row.ref_logprobs for row in rows], logprobs_BR)
             kl_BR = masked_kl(algo.kl.estimator, logprobs_BR, ref_BR, mask_BR)
@@ -151,6 +168,7 @@ class PolicyRank(InferenceRank):
             tokens=float(policy.num_tokens),
             clipped=float(policy.clipped_sum),
             ratio=float(policy.ratio_sum),
+            corrected=float(touched),
             entropy=float((entropy_BR * mask_BR).sum()),
             slots=float(batch.ids_BT.numel()),
             filled=float(sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)),
@@ -269,6 +287,34 @@ class PolicyRank(InferenceRank):
             self._replica_version = self.weights_version
         yield self._replica
 
+    # --- rollout engines --------------------------------------------------------------------------------------------
+
+    def engine_spec(self, max_model_len: int) -> EngineSpec:
+        """What an engine must know of this policy's language model."""
+        return EngineSpec(
+            hf_config=engine_config(self.loaded.model.config, self.family),
+            dtype=self.config.ds.param_dtype,
+            takes_embeds=self.family.has_audio,
+            max_model_len=max_model_len,
+            banned_ids=self.builder.banned_ids,
+            stop_ids=self.builder.stop_ids,
+        )
+
+    def groups_of(self, sampled: Sequence[tuple[Prompt, Sequence[Completion]]], weights_version: int) -> list[Group]:
+        return [self.group_of(prompt, completions, weights_version) for prompt, completions in sampled]
+
+    def send_weights(self, engines: Sequence[Any], trained_only: bool, options: Vllm) -> tuple[int, int]:
+        """The language model's weights to engines that have started an update: rank 0 sends, all gather.
+
+        Returns (version, bytes). Raises TimeoutError after --vllm.sync_timeout_s.
+        """
+        sent = 0
+        for bucket in buckets(self.engine, self.family, trained_only, options.sync_bucket_mb * 2**20):
+            if self.place.rank == 0:
+                answer_all([engine.load_bucket for engine in engines], options.sync_timeout_s, ray.put(bucket))
+                sent += num_bytes(bucket)
+        return self.weights_version, sent
+
     # --- saving -----------------------------------------------------------------------------------------------------
 
     def export(self, out: str) -> None:
@@ -341,6 +387,7 @@ def _policy_metrics(sums: dict[str, float], num_steps: int) -> dict[str, float]:
         "train/entropy_nats": sums["entropy"] / tokens,
         "train/clip_fraction": sums["clipped"] / tokens,
         "train/ratio_mean": sums["ratio"] / tokens,
+        "train/corrected_share": sums["corrected"] / tokens,
         "train/padding_share": 1.0 - sums["filled"] / max(sums["slots"], 1.0),
     }
     if "kl" in sums:

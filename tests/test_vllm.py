@@ -1,0 +1,192 @@
+"""The vLLM engine is the policy: the same log-probs as transformers, before and after a sync of changed weights."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+
+from speechrl.data.manifest import read_manifest
+from speechrl.launch import cluster
+from speechrl.models.tiny import build_causal_lm, build_qwen2_audio, build_qwen3_asr
+from speechrl.rollout.engine import Sampling
+from speechrl.rollout.vllm import VllmServer
+from speechrl.sections import RayOptions, Vllm
+from speechrl.training.policy import PolicyRank
+from speechrl.training.weight_sync import buckets, engine_name
+from speechrl.types import TrainGroup, Utterance
+
+from .conftest import CHARACTERS
+from .test_update import make_config, policy_rank
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM"),
+]
+OPTIONS = Vllm(max_model_len=256, enforce_eager=True)
+# vLLM's attention on the CPU wants heads of 32: these widths have them
+MODELS = {
+    "qwen3_asr tied": lambda path: build_qwen3_asr(path, CHARACTERS, width=160, encoder_layers=1, decoder_layers=2),
+    "qwen2_audio untied": lambda path: build_qwen2_audio(path, CHARACTERS, width=128),
+    "causal_lm tied": lambda path: build_causal_lm(path, CHARACTERS, width=160),
+}
+
+
+class Server:
+    """An engine in a Ray actor (vLLM stands one a process), called as if it were here."""
+
+    def __init__(self, *arguments):
+        self.actor = ray.remote(VllmServer).remote(*arguments)
+
+    def __getattr__(self, method: str):
+        return lambda *arguments: ray.get(getattr(self.actor, method).remote(*arguments))
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    with cluster(RayOptions(), 1, 1):
+        yield
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def pair(
+    request, tmp_path_factory, noise_manifest: str, ray_cluster: None
+) -> Iterator[tuple[PolicyRank, Server, list[Utterance]]]:
+    """A policy rank in this process and an engine that has its weights."""
+    path = tmp_path_factory.mktemp("vllm") / "model"
+    MODELS[request.param](path)
+    rank = policy_rank(make_config(str(path), noise_manifest))
+    server = Server(rank.engine_spec(OPTIONS.max_model_len), OPTIONS, 0)
+    sync(rank, server)
+    utterances = read_manifest(noise_manifest)[:5]
+    if not rank.family.has_audio:
+        utterances = [replace(item, audio=None, prompt=f"{item.text} ->") for item in utterances]
+    yield rank, server, utterances
+    ray.kill(server.actor)
+
+
+def sync(rank: PolicyRank, server: Server, trained_only: bool = False) -> list[str]:
+    server.start_update()
+    names = []
+    for bucket in buckets(rank.engine, rank.family, trained_only, 1 << 16):
+        server.load_bucket(bucket)
+        names += [name for name, _ in bucket]
+    server.finish_update(rank.weights_version)
+    return names
+
+
+def shake(rank: PolicyRank, part: str) -> None:
+    """Move the trained weights whose name contains `part`, as an optimiser step would."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        moved = [p for name, p in rank.module.named_parameters() if p.requires_grad and part in name]
+        assert moved
+        for parameter in moved:
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    rank.weights_version += 1
+
+
+def gap(rank: PolicyRank, server: Server, utterances: list[Utterance], temperature: float) -> float:
+    """Mean absolute difference (nats per token) between the engine's and the trainer's log-probs."""
+    sampling = Sampling(num_samples=4, temperature=temperature, max_new_tokens=12, step=rank.weights_version)
+    version, sampled = server.generate(sampling, rank.engine_inputs(utterances))
+    assert version == rank.weights_version
+    groups = rank.groups_of(sampled, version)
+    ours = rank.logprobs(groups, temperature or 1.0, 16)
+    differences = [
+        abs(mine - theirs)
+        for group, rows in zip(groups, ours, strict=True)
+        for rollout, row in zip(group.rollouts, rows, strict=True)
+        for mine, theirs in zip(row, rollout.logprobs, strict=True)
+    ]
+    return sum(differences) / len(differences)
+
+
+def greedy(rank: PolicyRank, server: Server, utterances: list[Utterance]) -> tuple[list, list]:
+    """Greedy token ids of the engine and of the policy's own forward pass."""
+    sampling = Sampling(temperature=0.0, max_new_tokens=12)
+    _, sampled = server.generate(sampling, rank.engine_inputs(utterances))
+    native = rank.generate(utterances, sampling)
+    return [group[0].token_ids for _, group in sampled], [group.rollouts[0].token_ids for group in native]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+def test_logprobs_equal_the_trainers(pair, temperature: float) -> None:
+    assert gap(*pair, temperature) < 1e-5
+
+
+def test_greedy_text_equals_the_policys_also_after_a_sync(pair) -> None:
+    rank, server, _ = pair
+    before, native = greedy(*pair)
+    assert before == native
+    shake(rank, "")
+    stale, native = greedy(*pair)
+    assert stale != native  # the engine has the old weights, and the test can tell
+    sync(rank, server, trained_only=True)
+    after, native = greedy(*pair)
+    assert after == native and after != before
+    assert gap(*pair, 1.0) < 1e-5
+
+
+def test_a_projectors_change_needs_no_sync(pair) -> None:
+    rank, _, _ = pair
+    if not rank.family.has_audio:
+        pytest.skip("text has no projector")
+    before, _ = greedy(*pair)
+    shake(rank, "projector")
+    rank.forget()
+    after, native = greedy(*pair)
+    assert after == native and after != before
+
+
+def test_samples_differ_within_a_group_and_repeat_with_the_seed(pair) -> None:
+    rank, server, utterances = pair
+    sampling = Sampling(num_samples=4, max_new_tokens=12, seed=1)
+    first, again = (server.generate(sampling, rank.engine_inputs(utterances))[1] for _ in range(2))
+    assert [[item.token_ids for item in group] for _, group in first] == [
+        [item.token_ids for item in group] for _, group in again
+    ]
+    assert all(len({item.token_ids for item in group}) > 1 for _, group in first)
+
+
+def test_banned_ids_are_never_sampled_and_stops_are_kept(pair) -> None:
+    rank, server, utterances = pair
+    sampling = Sampling(num_samples=64, temperature=2.0, max_new_tokens=24)
+    _, sampled = server.generate(sampling, rank.engine_inputs(utterances))
+    items = [item for _, group in sampled for item in group]
+    assert not {token for item in items for token in item.token_ids} & set(rank.builder.banned_ids)
+    reasons = {"stop": 0, "length": 0}
+    for item in items:
+        reasons[item.finish_reason] += 1
+        ends = item.token_ids[-1] in rank.builder.stop_ids
+        assert ends == (item.finish_reason == "stop") and (ends or len(item.token_ids) == 24)
+    assert min(reasons.values()) > 0
+
+
+def test_a_prompt_that_is_too_long_names_the_utterance(pair) -> None:
+    rank, server, utterances = pair
+    with pytest.raises(ValueError, match=rf"prompt of {utterances[0].id} has \d+ tokens; .*--vllm.max_model_len 256"):
+        server.generate(Sampling(max_new_tokens=250), rank.engine_inputs(utterances))
+
+
+def test_an_update_refuses_rollouts_of_other_weights(pair) -> None:
+    rank, server, utterances = pair
+    _, sampled = server.generate(Sampling(num_samples=2, max_new_tokens=4), rank.engine_inputs(utterances))
+    now = rank.weights_version
+    groups = [TrainGroup(group, (1.0, -1.0)) for group in rank.groups_of(sampled, now - 1)]
+    with pytest.raises(RuntimeError, match=rf"weights version \[{now - 1}\], the policy has {now}"):
+        rank.update([groups], 1e-3)
+
+
+def test_names_are_those_of_a_language_models_checkpoint(pair, tmp_path: Path) -> None:
+    rank, _, _ = pair
+    names = [engine_name(name, rank.family) for name, _ in rank.module.named_parameters()]
+    sent = {name for name in names if name}
+    assert all(name.startswith(("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")) for name in sent)
+    projector = [name for name, _ in rank.module.named_parameters() if "projector" in name]
+    assert names.count(None) == len(projector)
