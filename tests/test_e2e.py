@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -15,6 +16,9 @@ import yaml
 
 from speechrl.models.load import load_model
 from speechrl.ports import free_socket_port
+from speechrl.models.tiny import build_qwen3_asr
+
+from .conftest import CHARACTERS
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parent.parent
@@ -152,3 +156,30 @@ def test_a_reward_that_raises_stops_the_run_and_names_the_sample(causal_lm: str,
     assert done.returncode == 2
     assert "bad.py" in done.stderr and "no model here" in done.stderr and "m:" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM")
+def test_vllm_samples_for_two_ranks(noise_manifest: str, tmp_path: Path) -> None:
+    """Three steps with rollouts and evaluation by an engine: it stays the policy, from step to step."""
+    build_qwen3_asr(tmp_path / "model", CHARACTERS, width=160, encoder_layers=1, decoder_layers=2)
+    flags = train_flags(str(tmp_path / "model"), noise_manifest, tmp_path / "run", 3)
+    flags[flags.index("2")] = "3"  # ZeRO 3: the weights are gathered for each sync
+    speechrl(
+        "train", *flags, "--actor.num_ranks", "2", "--rollout.engine", "vllm", "--vllm.enforce_eager",
+        "--vllm.max_model_len", "256", "--eval.dataset", f"dev={noise_manifest}", "--eval.steps", "3",
+        "--eval.max_new_tokens", "8", "--algo.correction.method", "tis", "--tracking.no_tensorboard",
+    )  # fmt: skip
+    lines = metrics_of(tmp_path / "run")
+    assert len(lines) == 3
+    for line in lines:
+        assert line["gap/abs_mean_nats"] < 1e-3
+        assert line["train/grad_norm"] > 0
+        assert line["train/corrected_share"] == 0  # ratios are 1
+        assert line["sync/megabytes"] > 0.5
+    speechrl(
+        "eval", "--model", tmp_path / "run" / "hf" / "last", "--eval.dataset", f"dev={noise_manifest}",
+        "--eval.max_new_tokens", "8", "--actor.device", "cpu", "--output_dir", tmp_path / "eval",
+    )  # fmt: skip
+    native = json.loads((tmp_path / "eval" / "eval.json").read_text())["models"]["last"]["sets"]["dev"]["metrics"]
+    assert native["cer"]["value"] == pytest.approx(lines[-1]["eval/dev/cer"], rel=1e-6)  # the same greedy texts
