@@ -11,6 +11,7 @@ uv=$(find_uv)
 for name in cpu gpu; do
   say "requirements/$name.in -> requirements/$name.txt"
   "$uv" pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate "$@" \
+    --override "requirements/$name.override" \
     "requirements/$name.in" --output-file "requirements/$name.txt" > /dev/null || fail "uv could not resolve requirements/$name.in"
   if grep -nE '://|^-' "requirements/$name.txt" >&2; then
     fail "requirements/$name.txt holds the address above: pin a version of a registry's package instead"
