@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from speechrl.launch import cluster, start_policy, stop
+from speechrl.models.tiny import build_qwen3_asr
 from speechrl.sections import RayOptions
 
+from .conftest import CHARACTERS
 from .test_e2e import metrics_of, speechrl, train_flags
 from .test_ranks import config_of, groups_of
 
@@ -26,6 +29,20 @@ def test_bf16_training_with_a_reference_on_one_gpu(qwen3_asr: str, noise_manifes
     for line in metrics_of(tmp_path / "run"):
         assert line["gap/abs_mean_nats"] < 0.02
         assert line["train/grad_norm"] > 0
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM")
+def test_vllm_in_bf16_on_a_gpu_of_its_own(noise_manifest: str, tmp_path: Path) -> None:
+    build_qwen3_asr(tmp_path / "model", CHARACTERS, width=320, encoder_layers=1, decoder_layers=2)  # heads of 64
+    flags = train_flags(str(tmp_path / "model"), noise_manifest, tmp_path / "run", 3)
+    flags[flags.index("cpu")] = "cuda"
+    flags[flags.index("fp32")] = "bf16"
+    speechrl("train", *flags, "--rollout.engine", "vllm", "--vllm.max_model_len", "256", "--tracking.no_tensorboard")
+    for line in metrics_of(tmp_path / "run"):
+        assert line["gap/abs_mean_nats"] < 0.02
+        assert line["sync/megabytes"] > 0.5
 
 
 def run(path: str, num_ranks: int, stage: int, micro: int, out: Path) -> tuple[list[dict], dict]:
