@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from speechrl.rollout.engine import Completion, EngineInput, EngineSpec, Sampling
@@ -154,6 +155,8 @@ def _register_backend() -> None:
             # a head tied to the embeddings is no layer of its own to the reload: its packed copy would stay
             if head is not None and self.model_config.hf_config.tie_word_embeddings:
                 head.quant_method.process_weights_after_loading(head)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()  # the next step must see the new weights
 
         def shutdown(self) -> None:
             pass
