@@ -5,6 +5,7 @@ of every train and sft.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from speechrl.config import CheckConfig, Common, SftConfig, TrainConfig, named_paths
 from speechrl.data.checks import check_utterances
@@ -27,6 +28,10 @@ def preflight(config: Common, sets: dict[str, Sequence[Utterance]]) -> PromptBui
     """
     if not config.ray.address:  # the ranks will run here
         pick_device(config.actor.device)
+    if isinstance(config, TrainConfig) and config.rollout.engine == "vllm" and find_spec("vllm") is None:
+        raise ValueError(
+            "--rollout.engine vllm: vLLM is not installed here; install it, or use --rollout.engine native"
+        )
     builder = _read_builder(config, config.actor.model_name_or_path)
     family = builder.family
     if isinstance(config, TrainConfig) and config.algo.kl.init_coef and config.ref.model_name_or_path:

@@ -88,6 +88,14 @@ def test_a_gpu_that_is_not_there_is_said_so(qwen3_asr: str, noise_manifest: str,
     assert check(config(qwen3_asr, noise_manifest, tmp_path, actor=actor, ray=RayOptions(address="far:6379")))
 
 
+def test_vllm_that_is_not_installed_is_said_so(
+    qwen3_asr: str, noise_manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speechrl.preflight.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="--rollout.engine vllm: vLLM is not installed"):
+        check(config(qwen3_asr, noise_manifest, tmp_path, rollout=Rollout(engine="vllm", batch_size=1)))
+
+
 BAD_REWARDS = {
     "raises": ("def reward_func(queries, prompts, labels):\n    raise KeyError('x')\n", "reward.py:2"),
     "miscounts": ("def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0]}\n", "1"),
