@@ -30,7 +30,7 @@ def preflight(config: Common, sets: dict[str, Sequence[Utterance]]) -> PromptBui
         pick_device(config.actor.device)
     if isinstance(config, TrainConfig) and config.rollout.engine == "vllm" and find_spec("vllm") is None:
         raise ValueError(
-            "--rollout.engine vllm: vLLM is not installed here; install it, or use --rollout.engine native"
+            "--rollout.engine vllm: vLLM is not installed; install it, or take --rollout.engine native"
         )
     builder = _read_builder(config, config.actor.model_name_or_path)
     family = builder.family
