@@ -29,9 +29,7 @@ def preflight(config: Common, sets: dict[str, Sequence[Utterance]]) -> PromptBui
     if not config.ray.address:  # the ranks will run here
         pick_device(config.actor.device)
     if isinstance(config, TrainConfig) and config.rollout.engine == "vllm" and find_spec("vllm") is None:
-        raise ValueError(
-            "--rollout.engine vllm: vLLM is not installed; install it, or take --rollout.engine native"
-        )
+        raise ValueError("--rollout.engine vllm: vLLM is not installed; install it, or take --rollout.engine native")
     builder = _read_builder(config, config.actor.model_name_or_path)
     family = builder.family
     if isinstance(config, TrainConfig) and config.algo.kl.init_coef and config.ref.model_name_or_path:

@@ -15,8 +15,8 @@ import torch
 import yaml
 
 from speechrl.models.load import load_model
-from speechrl.ports import free_socket_port
 from speechrl.models.tiny import build_qwen3_asr
+from speechrl.ports import free_socket_port
 
 from .conftest import CHARACTERS
 
