@@ -58,7 +58,7 @@ class VllmServer:
 class VllmEngine:
     """The engines as one RolloutEngine. Prompts are made by the policy ranks, which hold encoder and projector.
 
-    Data goes rank -> engine -> rank as Ray references; the driver sees finished groups.
+    Embeddings go from rank to engine as Ray references, not through the driver.
     """
 
     def __init__(self, servers: Sequence[Any], policy: Any, options: Vllm):
