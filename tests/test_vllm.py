@@ -19,7 +19,7 @@ from speechrl.rollout.vllm import VllmServer
 from speechrl.sections import RayOptions, Vllm
 from speechrl.training.policy import PolicyRank
 from speechrl.training.weight_sync import buckets, engine_name
-from speechrl.types import TrainGroup, Utterance
+from speechrl.types import Utterance
 
 from .conftest import CHARACTERS
 from .test_update import make_config, policy_rank
@@ -173,15 +173,6 @@ def test_a_prompt_that_is_too_long_names_the_utterance(pair) -> None:
     rank, server, utterances = pair
     with pytest.raises(ValueError, match=rf"prompt of {utterances[0].id} has \d+ tokens; .*--vllm.max_model_len 256"):
         server.generate(Sampling(max_new_tokens=250), rank.engine_inputs(utterances))
-
-
-def test_an_update_refuses_rollouts_of_other_weights(pair) -> None:
-    rank, server, utterances = pair
-    _, sampled = server.generate(Sampling(num_samples=2, max_new_tokens=4), rank.engine_inputs(utterances))
-    now = rank.weights_version
-    groups = [TrainGroup(group, (1.0, -1.0)) for group in rank.groups_of(sampled, now - 1)]
-    with pytest.raises(RuntimeError, match=rf"weights version \[{now - 1}\], the policy has {now}"):
-        rank.update([groups], 1e-3)
 
 
 def test_names_are_those_of_a_language_models_checkpoint(pair, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def engine(*faults: str) -> VllmEngine:
     ranks = [ray.remote(Rank).remote(number) for number in range(2)]
     servers = [ray.remote(Server).remote(number, fault) for number, fault in enumerate(faults)]
     policy = SimpleNamespace(ranks=ranks, home={})
-    return VllmEngine(servers, policy, Vllm(sync_timeout_s=30.0))
+    return VllmEngine(servers, policy, Vllm(sync_timeout_s=200.0))
 
 
 UTTERANCES = [Utterance(id=str(index), text="") for index in range(7)]

@@ -88,7 +88,6 @@ class PolicyRank(InferenceRank):
         """
         config = self.config
         assert isinstance(config, TrainConfig)
-        self._check_versions(mini_batches)
         self.engine.train()
         steps = [rows_of(groups) for groups in mini_batches]
         audio = self._audio_of([item.group.utterance for groups in mini_batches for item in groups])
@@ -105,13 +104,6 @@ class PolicyRank(InferenceRank):
             "train/learning_rate": learning_rate,
             "train/optimizer_steps": float(self.weights_version),
         }
-
-    def _check_versions(self, mini_batches: Sequence[Sequence[TrainGroup]]) -> None:
-        """Rollouts are of the newest weights. Raises RuntimeError otherwise: an engine missed a sync."""
-        rollouts = [rollout for groups in mini_batches for item in groups for rollout in item.group.rollouts]
-        found = {rollout.weights_version for rollout in rollouts}
-        if found != {self.weights_version}:
-            raise RuntimeError(f"rollouts of weights version {sorted(found)}, the policy has {self.weights_version}")
 
     def _update_once(self, rows: list[Row], audio: Audio, learning_rate: float, meter: Meter) -> float:
         config = self.config
