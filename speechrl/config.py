@@ -249,6 +249,8 @@ def _check_train(config: TrainConfig) -> None:
         raise ValueError(f"--ref.num_ranks {config.ref.num_ranks} is above --actor.num_ranks {config.actor.num_ranks}")
     if config.train.max_seconds:
         raise ValueError("--train.max_seconds is for speechrl sft; use --train.max_steps here")
+    if config.rollout.engine == "vllm" and "language_model" in config.actor.freeze:
+        raise ValueError("--actor.freeze language_model: --rollout.engine vllm expects it to train; take native")
     if config.rollout.engine == "vllm" and config.rollout.temperature > 2:
         raise ValueError(f"--rollout.temperature {config.rollout.temperature}: vLLM takes at most 2")
     if config.rollout.engine == "vllm" and config.rollout.max_new_tokens >= config.vllm.max_model_len:

@@ -190,6 +190,11 @@ BAD_FLAGS = [
     ("train", [*TRAIN, "--train.batch_size", "12"], "--train.batch_size 12: groups stay whole"),
     ("train", [*TRAIN, "--train.batch_size", "520"], "at most 512 (--rollout.batch_size 64 times 8)"),
     ("train", [*TRAIN, "--rollout.batch_size", "1", "--actor.num_ranks", "2"], "--rollout.batch_size 1 is below"),
+    (
+        "train",
+        [*TRAIN, "--rollout.engine", "vllm", "--actor.freeze", "language_model"],
+        "--actor.freeze language_model",
+    ),
     ("train", [*TRAIN, "--rollout.engine", "vllm", "--rollout.temperature", "3"], "vLLM takes at most 2"),
     (
         "train",

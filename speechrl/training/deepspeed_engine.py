@@ -109,7 +109,8 @@ def whole_state(
     wanted = {
         name: tensors.get(name, value) for name, value in module.state_dict(keep_vars=True).items() if names(name)
     }
-    unique = {name: value for value, name in {value: name for name, value in reversed(wanted.items())}.items()}
+    one_name = {id(value): name for name, value in wanted.items()}  # tied weights travel once
+    unique = {name: wanted[name] for name in one_name.values()}
     copies = {id(wanted[name]): copy for bucket in whole_buckets(unique, bucket_bytes) for name, copy in bucket}
     return {name: copies[id(value)] for name, value in wanted.items()}
 
