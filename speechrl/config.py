@@ -249,15 +249,43 @@ def _check_train(config: TrainConfig) -> None:
         raise ValueError(f"--ref.num_ranks {config.ref.num_ranks} is above --actor.num_ranks {config.actor.num_ranks}")
     if config.train.max_seconds:
         raise ValueError("--train.max_seconds is for speechrl sft; use --train.max_steps here")
-    if config.rollout.engine == "vllm" and "language_model" in config.actor.freeze:
+    if config.rollout.engine == "vllm":
+        _check_vllm(config)
+    elif config.train.colocate_all:
+        raise ValueError("--train.colocate_all is about vLLM engines: add --rollout.engine vllm")
+
+
+def _check_vllm(config: TrainConfig) -> None:
+    if "language_model" in config.actor.freeze:
         raise ValueError("--actor.freeze language_model: --rollout.engine vllm expects it to train; take native")
-    if config.rollout.engine == "vllm" and config.rollout.temperature > 2:
+    if config.rollout.temperature > 2:
         raise ValueError(f"--rollout.temperature {config.rollout.temperature}: vLLM takes at most 2")
-    if config.rollout.engine == "vllm" and config.rollout.max_new_tokens >= config.vllm.max_model_len:
+    if config.rollout.max_new_tokens >= config.vllm.max_model_len:
         raise ValueError(
             f"--vllm.max_model_len {config.vllm.max_model_len} leaves no room for a prompt beside "
             f"--rollout.max_new_tokens {config.rollout.max_new_tokens}"
         )
+    if config.train.colocate_all:
+        _check_colocation(config)
+    elif config.vllm.sync_transfer == "ipc":
+        raise ValueError("--vllm.sync_transfer ipc needs engines on the policy's GPUs: add --train.colocate_all")
+
+
+def _check_colocation(config: TrainConfig) -> None:
+    engines, ranks = config.vllm.num_engines, config.actor.num_ranks
+    if config.actor.device == "cpu":
+        raise ValueError("--train.colocate_all shares GPUs, --actor.device is cpu: leave it out")
+    if config.vllm.tensor_parallel_size > 1:
+        raise ValueError(
+            f"--vllm.tensor_parallel_size {config.vllm.tensor_parallel_size}: with --train.colocate_all an engine "
+            "lives on one policy rank's GPU; take 1, or engines on GPUs of their own"
+        )
+    if engines > ranks:
+        raise ValueError(f"--vllm.num_engines {engines} is above --actor.num_ranks {ranks}: each lives beside one rank")
+    if config.ds.zero_stage == 0:
+        raise ValueError("--ds.zero_stage 0: DeepSpeed offloads optimizer state from stage 1 on; take 1, 2 or 3")
+    if config.vllm.sync_transfer == "nccl":
+        raise ValueError("--vllm.sync_transfer nccl can't have two ranks on one GPU; take auto, ipc or host")
 
 
 def _check_algorithm(config: TrainConfig) -> None:

@@ -21,6 +21,7 @@ G = TypeVar("G", bound=RankGroup)
 R = TypeVar("R")
 CPUS_PER_RANK = 2  # of Ray's logical CPUs: a policy rank and a reference rank
 REFERENCE_GPU_SHARE = 0.3  # of the GPU that a reference rank shares with a policy rank
+ENGINE_GPU_SHARE = 0.3  # likewise of an engine, with --train.colocate_all
 
 
 @contextmanager
@@ -57,7 +58,9 @@ def start_policy(config: Common, ctc_units: dict[str, int] | None = None) -> Pol
     num_ranks = config.actor.num_ranks
     gpus = 1 if _on_gpu(config.actor.device) else 0
     placement = _reserve(num_ranks, gpus, config.ray.startup_timeout_s)
-    gpu_share = 1 - REFERENCE_GPU_SHARE if gpus and _wants_reference(config) else gpus
+    gpu_share = gpus - gpus * (
+        REFERENCE_GPU_SHARE * _wants_reference(config) + ENGINE_GPU_SHARE * config.train.colocate_all
+    )
     remote = ray.remote(_telling(PolicyRank))
     address, port = _meeting_point(placement)
     ranks = [
@@ -88,21 +91,43 @@ def start_reference(config: TrainConfig, policy: PolicyGroup) -> RankGroup | Non
 
 
 def start_engine(config: TrainConfig, policy: PolicyGroup) -> RolloutEngine:
-    """What samples: the policy ranks themselves, or vLLM engines on CPUs or GPUs of their own, without weights yet."""
+    """What samples: the policy ranks themselves, or vLLM engines, without weights yet.
+
+    Engines have CPUs or GPUs of their own, or with --train.colocate_all each shares a policy rank's GPU and is asleep.
+    """
     import ray
 
     if config.rollout.engine == "native":
         return policy
-    options = config.vllm
-    spec = ray.get(policy.ranks[0].engine_spec.remote(options.max_model_len))
+    options, shared = config.vllm, config.train.colocate_all
+    on_gpu = _on_gpu(config.actor.device)
+    transfer = _transfer(config, on_gpu)
+    spec = ray.get(policy.ranks[0].engine_spec.remote(options, shared))
+    gpus = ENGINE_GPU_SHARE if shared else options.tensor_parallel_size * on_gpu
+    if shared:
+        policy.call("offload")  # vLLM measures what is free
     remote = ray.remote(_telling(VllmServer))
-    gpus = 1 if _on_gpu(config.actor.device) else 0
     servers = [
-        remote.options(num_cpus=1, num_gpus=gpus).remote(spec, options, config.train.seed)
-        for _ in range(num_engines(config))
+        remote.options(num_cpus=1, num_gpus=gpus, **(_bundle(policy.placement, index) if shared else {})).remote(
+            spec, options, config.train.seed
+        )
+        for index in range(options.num_engines)
     ]
     _ready(RankGroup(servers), config.ray.startup_timeout_s)
-    return VllmEngine(servers, policy, options)
+    engine = VllmEngine(servers, policy, options, transfer, shared)
+    engine.release()
+    return engine
+
+
+def _transfer(config: TrainConfig, on_gpu: bool) -> str:
+    """How weights travel to the engines. Raises ValueError where that needs GPUs and there are none."""
+    given, shared = config.vllm.sync_transfer, config.train.colocate_all
+    if not on_gpu and (shared or given in ("ipc", "nccl")):
+        flag = "--train.colocate_all" if shared else f"--vllm.sync_transfer {given}"
+        raise ValueError(f"{flag} needs GPUs, and the policy is on the CPU: leave it out")
+    if given != "auto":
+        return given
+    return ("ipc" if shared else "nccl") if on_gpu else "host"
 
 
 def start_inference(config: EvalConfig, model: str) -> RankGroup:

@@ -44,11 +44,13 @@ def train(config: TrainConfig) -> Path:
         facts = stages.announce(policy.describe()[0])
         saver = stages.Saver(config, run, policy, loader)
         first_step = saver.resume(tracker)
-        engine.sync()  # after a resume: whatever the weights are now
         for step in range(first_step, total_steps):
             clock = Clock()
+            metrics = engine.sync()
             with clock("time/rollout_s"):
-                groups, scores, metrics = stages.collect(config, step, loader, engine, reward)
+                groups, scores, collected = stages.collect(config, step, loader, engine, reward)
+            metrics |= engine.timings()
+            engine.release()
             with clock("time/reference_s"):
                 ref_logprobs = stages.reference_logprobs(config, groups, reference, policy)
             train_groups, advantage_metrics = stages.advantages(config, groups, scores, ref_logprobs)
@@ -57,15 +59,14 @@ def train(config: TrainConfig) -> Path:
                 config.actor.min_lr_ratio, config.actor.lr_scheduler,
             )  # fmt: skip
             with clock("time/update_s"):
-                metrics |= advantage_metrics | stages.update(config, train_groups, policy, rate)
-            if train_groups:
-                metrics |= engine.sync()
+                metrics |= collected | advantage_metrics | stages.update(config, train_groups, policy, rate)
             policy.forget()
             if reference is not None:
                 reference.forget()
             last = step + 1 == total_steps
             if sets and config.eval.steps and (last or (step + 1) % config.eval.steps == 0):
-                metrics |= evaluate_sets(engine, sets, config.eval, reward)
+                metrics |= engine.sync() | evaluate_sets(engine, sets, config.eval, reward)
+                engine.release()
             if last:
                 stages.check_encoder(facts, policy.describe())
             with clock("time/save_s"):

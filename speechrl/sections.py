@@ -129,6 +129,8 @@ class Vllm(Section):
 
     num_engines: int = Field(default=1, ge=1)
     """Engines; prompts are spread over them."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """GPUs that share one engine's model."""
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     """Share of a GPU's memory that an engine may take (on the CPU: see cpu_kv_cache_gb)."""
     cpu_kv_cache_gb: int = Field(default=1, ge=1)
@@ -137,12 +139,16 @@ class Vllm(Section):
     """Run without CUDA graphs: starts sooner, samples slower."""
     max_model_len: int = Field(default=4096, ge=16)
     """Prompt and completion together have at most this many tokens."""
+    max_audio_tokens: int = Field(default=32768, ge=1)
+    """Audio tokens that an engine keeps at a time; a batch with more is sampled in several waves."""
     enable_prefix_caching: bool = True
     """Compute the prompt once for the samples of a group."""
     sync_timeout_s: float = Field(default=300.0, gt=0)
     """A transfer of the weights that takes longer stops the run."""
-    sync_bucket_mb: int = Field(default=256, ge=1)
+    sync_bucket_mb: int = Field(default=512, ge=1)
     """MiB of weights per call."""
+    sync_transfer: Literal["auto", "host", "ipc", "nccl"] = "auto"
+    """How weights travel: through the host's memory, as a CUDA IPC handle on a shared GPU, or by NCCL broadcast."""
 
 
 class Advantage(Section):
@@ -224,6 +230,8 @@ class Train(Section):
     """sft: stop after this time, the rate schedule following the clock; 0 is off."""
     seed: int = 0
     """Of data order, sampling and dropout."""
+    colocate_all: bool = False
+    """vLLM engines share the policy's GPUs by turns: they sleep while it trains, its optimiser while they sample."""
 
 
 class Precision(Section):

@@ -31,18 +31,55 @@ def test_bf16_training_with_a_reference_on_one_gpu(qwen3_asr: str, noise_manifes
         assert line["train/grad_norm"] > 0
 
 
-@pytest.mark.vllm
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM")
-def test_vllm_in_bf16_on_a_gpu_of_its_own(noise_manifest: str, tmp_path: Path) -> None:
-    build_qwen3_asr(tmp_path / "model", CHARACTERS, width=320, encoder_layers=1, decoder_layers=2)  # heads of 64
-    flags = train_flags(str(tmp_path / "model"), noise_manifest, tmp_path / "run", 3)
+def vllm_flags(model: Path, manifest: str, out: Path, steps: int) -> list:
+    """Of a run in bf16 on GPUs with vLLM, on a model whose heads its kernels take."""
+    build_qwen3_asr(model, CHARACTERS, width=320, encoder_layers=1, decoder_layers=2)
+    flags = train_flags(str(model), manifest, out, steps)
     flags[flags.index("cpu")] = "cuda"
     flags[flags.index("fp32")] = "bf16"
-    speechrl("train", *flags, "--rollout.engine", "vllm", "--vllm.max_model_len", "256", "--tracking.no_tensorboard")
+    return [
+        *flags, "--rollout.engine", "vllm", "--vllm.max_model_len", "256", "--vllm.enforce_eager",
+        "--vllm.gpu_memory_utilization", "0.3", "--tracking.no_tensorboard",
+    ]  # fmt: skip
+
+
+needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM")
+
+
+@pytest.mark.vllm
+@needs_vllm
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("transfer", ["nccl", "host"])
+def test_vllm_in_bf16_on_a_gpu_of_its_own(transfer: str, noise_manifest: str, tmp_path: Path) -> None:
+    flags = vllm_flags(tmp_path / "model", noise_manifest, tmp_path / "run", 3)
+    speechrl("train", *flags, "--vllm.sync_transfer", transfer)
     for line in metrics_of(tmp_path / "run"):
         assert line["gap/abs_mean_nats"] < 0.02
         assert line["sync/megabytes"] > 0.5
+
+
+@pytest.mark.vllm
+@needs_vllm
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("temperature", "stage"), [("0.7", "1"), ("1.0", "2"), ("1.3", "3")])
+def test_vllm_and_policy_take_turns_on_one_gpu(
+    temperature: str, stage: str, noise_manifest: str, tmp_path: Path
+) -> None:
+    flags = vllm_flags(tmp_path / "model", noise_manifest, tmp_path / "run", 2)
+    flags[flags.index("--ds.zero_stage") + 1] = stage
+    flags += [
+        "--train.colocate_all", "--rollout.temperature", temperature, "--ckpt.save_steps", "1",
+        "--eval.dataset", f"dev={noise_manifest}", "--eval.steps", "1", "--eval.max_new_tokens", "8",
+    ]  # fmt: skip
+    speechrl("train", *flags)
+    flags[flags.index("--train.max_steps") + 1] = "4"
+    speechrl("train", *flags, "--ckpt.resume")
+    lines = metrics_of(tmp_path / "run")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    for line in lines:
+        assert line["gap/abs_mean_nats"] < 0.02
+        assert line["time/wake_s"] > 0 and line["sync/megabytes"] > 0.5
+        assert line["train/grad_norm"] > 0
 
 
 def run(path: str, num_ranks: int, stage: int, micro: int, out: Path) -> tuple[list[dict], dict]:

@@ -36,6 +36,7 @@ ALLOWED = {
     ("reward.*", "data.normalise"): "an error rate is defined on normalised text",
     ("training.batch", "models.families"): "a batch holds what a family's feature extractor makes",
     ("training.*", "rollout.*"): "a rank samples with the weights that it trains",
+    ("*", "ports"): "where processes meet",
     ("evaluate", "launch"): "speechrl eval starts ranks of its own",
 }
 HEAVY = ("ray", "deepspeed", "vllm")  # not in layers 1 and 2, so that their tests take milliseconds

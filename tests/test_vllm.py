@@ -16,6 +16,7 @@ from speechrl.launch import cluster
 from speechrl.models.tiny import build_causal_lm, build_qwen2_audio, build_qwen3_asr
 from speechrl.rollout.engine import Sampling
 from speechrl.rollout.vllm import VllmServer
+from speechrl.rollout.weights import pack
 from speechrl.sections import RayOptions, Vllm
 from speechrl.training.policy import PolicyRank
 from speechrl.training.weight_sync import buckets, engine_name
@@ -29,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="policy and engine would share a GPU; see test_gpu.py"),
 ]
-OPTIONS = Vllm(max_model_len=256, enforce_eager=True)
+OPTIONS = Vllm(max_model_len=256, max_audio_tokens=40, enforce_eager=True)  # some batches take several waves
 # vLLM's attention on the CPU wants heads of 32: these widths have them
 MODELS = {
     "qwen3_asr tied": lambda path: build_qwen3_asr(path, CHARACTERS, width=160, encoder_layers=1, decoder_layers=2),
@@ -62,7 +63,7 @@ def pair(
     path = tmp_path_factory.mktemp("vllm") / "model"
     MODELS[request.param](path)
     rank = policy_rank(make_config(str(path), noise_manifest))
-    server = Server(rank.engine_spec(OPTIONS.max_model_len), OPTIONS, 0)
+    server = Server(rank.engine_spec(OPTIONS, sleeps=False), OPTIONS, 0)
     sync(rank, server)
     utterances = read_manifest(noise_manifest)[:5]
     if not rank.family.has_audio:
@@ -74,9 +75,10 @@ def pair(
 def sync(rank: PolicyRank, server: Server, trained_only: bool = False) -> list[str]:
     server.start_update()
     names = []
-    for bucket in buckets(rank.engine, rank.family, trained_only, 1 << 16):
-        server.load_bucket(bucket)
-        names += [name for name, _ in bucket]
+    for weights in buckets(rank.engine, rank.family, trained_only, 1 << 16):
+        bucket, flat = pack(weights)
+        server.load_bucket(replace(bucket, flat=flat))
+        names += [name for name, _ in weights]
     server.finish_update(rank.weights_version)
     return names
 
@@ -95,9 +97,9 @@ def shake(rank: PolicyRank, part: str) -> None:
 def gap(rank: PolicyRank, server: Server, utterances: list[Utterance], temperature: float) -> float:
     """Mean absolute difference (nats per token) between the engine's and the trainer's log-probs."""
     sampling = Sampling(num_samples=4, temperature=temperature, max_new_tokens=12, step=rank.weights_version)
-    version, sampled = server.generate(sampling, rank.engine_inputs(utterances))
-    assert version == rank.weights_version
-    groups = rank.groups_of(sampled, version)
+    sampled = server.generate(sampling, rank.engine_inputs(utterances))
+    assert sampled.weights_version == rank.weights_version
+    groups = rank.groups_of(sampled.groups, sampled.weights_version)
     ours = rank.logprobs(groups, temperature or 1.0, 16)
     differences = [
         abs(mine - theirs)
@@ -111,7 +113,7 @@ def gap(rank: PolicyRank, server: Server, utterances: list[Utterance], temperatu
 def greedy(rank: PolicyRank, server: Server, utterances: list[Utterance]) -> tuple[list, list]:
     """Greedy token ids of the engine and of the policy's own forward pass."""
     sampling = Sampling(temperature=0.0, max_new_tokens=12)
-    _, sampled = server.generate(sampling, rank.engine_inputs(utterances))
+    sampled = server.generate(sampling, rank.engine_inputs(utterances)).groups
     native = rank.generate(utterances, sampling)
     return [group[0].token_ids for _, group in sampled], [group.rollouts[0].token_ids for group in native]
 
@@ -148,7 +150,7 @@ def test_a_projectors_change_needs_no_sync(pair) -> None:
 def test_samples_differ_within_a_group_and_repeat_with_the_seed(pair) -> None:
     rank, server, utterances = pair
     sampling = Sampling(num_samples=4, max_new_tokens=12, seed=1)
-    first, again = (server.generate(sampling, rank.engine_inputs(utterances))[1] for _ in range(2))
+    first, again = (server.generate(sampling, rank.engine_inputs(utterances)).groups for _ in range(2))
     assert [[item.token_ids for item in group] for _, group in first] == [
         [item.token_ids for item in group] for _, group in again
     ]
@@ -158,7 +160,7 @@ def test_samples_differ_within_a_group_and_repeat_with_the_seed(pair) -> None:
 def test_banned_ids_are_never_sampled_and_stops_are_kept(pair) -> None:
     rank, server, utterances = pair
     sampling = Sampling(num_samples=64, temperature=2.0, max_new_tokens=24)
-    _, sampled = server.generate(sampling, rank.engine_inputs(utterances))
+    sampled = server.generate(sampling, rank.engine_inputs(utterances)).groups
     items = [item for _, group in sampled for item in group]
     assert not {token for item in items for token in item.token_ids} & set(rank.builder.banned_ids)
     reasons = {"stop": 0, "length": 0}

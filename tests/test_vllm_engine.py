@@ -2,68 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import ray
+import torch
 
 from speechrl.launch import cluster
-from speechrl.rollout.engine import Completion, EngineInput, Sampling
-from speechrl.rollout.vllm import VllmEngine
+from speechrl.rollout.engine import EngineInput, Sampling
+from speechrl.rollout.vllm import VllmEngine, waves
+from speechrl.rollout.vllm_api import engine_ids
+from speechrl.rollout.weights import pack, unpack
 from speechrl.sections import RayOptions, Vllm
-from speechrl.types import Group, Prompt, Rollout, Utterance
+from speechrl.types import Prompt, Utterance
 
-
-class Rank:
-    """A policy rank that knows where its prompts come from."""
-
-    def __init__(self, number: int, fails: bool = False):
-        self.number, self.fails = number, fails
-
-    def engine_inputs(self, utterances):
-        return [EngineInput(Prompt(item, (self.number,), ""), None) for item in utterances]
-
-    def groups_of(self, sampled, version):
-        return [
-            Group(prompt, tuple(Rollout(c.token_ids, c.logprobs, c.finish_reason, version, "", "") for c in items))
-            for prompt, items in sampled
-        ]
-
-    def send_weights(self, servers, trained_only, options):
-        ray.get([server.load_bucket.remote([("w", trained_only)]) for server in servers])
-        return 7, 2**20
-
-
-class Server:
-    """An engine that answers with its own number; `fault` is what goes wrong."""
-
-    def __init__(self, number: int, fault: str = ""):
-        self.number, self.fault, self.version, self.seen = number, fault, -1, []
-
-    def generate(self, sampling, *shares):
-        if self.fault == "dies":
-            os._exit(1)
-        answer = [
-            (item.prompt, [Completion((self.number, int(item.prompt.utterance.id)), (0.0, 0.0), "stop")])
-            for share in shares
-            for item in share
-        ]
-        return (5 if self.fault == "is stale" else self.version), answer
-
-    def start_update(self):
-        if self.fault == "refuses":
-            raise ValueError("no such weight: model.x")
-
-    def load_bucket(self, weights):
-        self.seen.append(weights)
-
-    def finish_update(self, version):
-        self.version = version
-
-    def seen_so_far(self):
-        return self.seen
+from .stand_ins import Diary, Rank, Server, audio_input
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,18 +26,24 @@ def ray_cluster() -> Iterator[None]:
         yield
 
 
-def engine(*faults: str) -> VllmEngine:
-    ranks = [ray.remote(Rank).remote(number) for number in range(2)]
-    servers = [ray.remote(Server).remote(number, fault) for number, fault in enumerate(faults)]
-    policy = SimpleNamespace(ranks=ranks, home={})
-    return VllmEngine(servers, policy, Vllm(sync_timeout_s=200.0))
+def engine(*faults: str, sleeps: bool = False, num_ranks: int = 1, timeout_s: float = 200.0) -> VllmEngine:
+    diary = Diary.remote()
+    ranks = [ray.remote(Rank).remote(number, diary) for number in range(num_ranks)]
+    servers = [ray.remote(Server).remote(number, diary, fault) for number, fault in enumerate(faults)]
+    policy = SimpleNamespace(ranks=ranks, home={}, diary=diary)
+    policy.call = lambda method: ray.get([getattr(rank, method).remote() for rank in ranks])
+    return VllmEngine(servers, policy, Vllm(sync_timeout_s=timeout_s), "host", sleeps)
+
+
+def diary(handle: VllmEngine) -> list[str]:
+    return ray.get(handle.policy.diary.take.remote())
 
 
 UTTERANCES = [Utterance(id=str(index), text="") for index in range(7)]
 
 
 def test_groups_come_back_in_order_from_two_ranks_and_two_engines() -> None:
-    handle = engine("", "")
+    handle = engine("", "", num_ranks=2)
     handle.sync()
     groups = handle.generate(UTTERANCES, Sampling())
     assert [group.utterance.id for group in groups] == [str(index) for index in range(7)]
@@ -93,14 +53,33 @@ def test_groups_come_back_in_order_from_two_ranks_and_two_engines() -> None:
     assert [group.prompt.token_ids for group in groups] == [(index % 2,) for index in range(7)]
     assert handle.policy.home == {str(index): index % 2 for index in range(7)}
     assert {rollout.weights_version for group in groups for rollout in group.rollouts} == {7}
+    assert handle.timings() == {"time/encode_s": 1.5, "time/engine_s": 2.0}  # of the slowest
 
 
-def test_the_first_sync_sends_everything_later_ones_what_trains() -> None:
+def test_the_first_sync_sends_everything_later_ones_what_trains_and_none_without_a_step() -> None:
     handle = engine("")
-    first, second = handle.sync(), handle.sync()
-    # each of the two stand-ins sends; a real rank 0 does so alone
-    assert ray.get(handle.servers[0].seen_so_far.remote()) == [[("w", False)]] * 2 + [[("w", True)]] * 2
-    assert first["sync/megabytes"] == second["sync/megabytes"] == 1.0
+    assert handle.sync()["sync/megabytes"] == 1.0
+    assert diary(handle) == ["start", "load (False, 'host')", "finish"]
+    assert handle.sync() == {} and diary(handle) == []
+    ray.get(handle.policy.ranks[0].step.remote())
+    assert handle.sync()["sync/megabytes"] == 1.0
+    assert diary(handle) == ["start", "load (True, 'host')", "finish"]
+    handle.release()
+    assert diary(handle) == []  # an engine with a GPU of its own never sleeps
+
+
+def test_on_shared_gpus_only_one_of_engine_and_optimizer_is_there() -> None:
+    handle = engine("", sleeps=True)
+    handle.release()
+    assert diary(handle) == ["sleep", "reload"]
+    handle.release()
+    assert diary(handle) == []
+    for _ in range(2):  # with and without a step in between: sleep forgot the weights
+        handle.sync()
+        assert diary(handle) == ["wake weights", "start", "load (False, 'host')", "finish", "offload", "wake kv_cache"]
+        assert handle.sync() == {} and diary(handle) == []
+        handle.release()
+        assert diary(handle) == ["sleep", "reload"]
 
 
 @pytest.mark.parametrize(
@@ -120,3 +99,36 @@ def test_an_engine_that(fault: str, expected: str) -> None:
 def test_an_engine_that_refuses_the_weights_is_told_with_its_own_text() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)failed to take the weights: .*no such weight: model.x"):
         engine("refuses").sync()
+
+
+def test_an_engine_that_hangs_stops_the_sync() -> None:
+    with pytest.raises(TimeoutError, match=r"did not take the weights within --vllm.sync_timeout_s 2"):
+        engine("hangs", timeout_s=2.0).sync()
+
+
+def test_placeholders_become_numbered_rows() -> None:
+    assert engine_ids(audio_input("x", (1, 9, 9, 9, 2), 3), 100) == [1, 100, 101, 102, 2]
+    with pytest.raises(ValueError, match=r"a.jsonl:3: the prompt of x has 3 audio placeholders for 2 rows of audio"):
+        engine_ids(audio_input("x", (1, 9, 9, 9, 2), 2), 100)
+    assert engine_ids(EngineInput(Prompt(Utterance(id="t", text=""), (1, 9, 2), "")), 100) == [1, 9, 2]
+
+
+@pytest.mark.parametrize(("room", "sizes"), [(7, [[3, 4], [1, 5]]), (5, [[3], [4, 1], [5]]), (13, [[3, 4, 1, 5]])])
+def test_waves_keep_the_order_and_fill_the_room(room: int, sizes: list[list[int]]) -> None:
+    inputs = [audio_input(str(index), (), rows) for index, rows in enumerate([3, 4, 1, 5])]
+    assert [[item.num_audio_rows for item in wave] for wave in waves(inputs, room)] == sizes
+    assert [item for wave in waves(inputs, room) for item in wave] == inputs
+
+
+def test_a_bucket_gives_back_what_was_packed() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = [
+        ("a", torch.randn(3, 5, generator=generator)),
+        ("b", torch.randn(7, generator=generator).bfloat16()),  # 14 bytes: the next tensor starts aligned
+        ("c", torch.randn(2, 2, 2, generator=generator).double().transpose(0, 2)),  # not contiguous
+        ("d", torch.tensor(1.5)),
+    ]
+    bucket, flat = pack(weights)
+    assert [item.start for item in bucket.layouts] == [0, 64, 80, 144] and bucket.num_bytes == 160
+    for (name, tensor), (again, copy) in zip(weights, unpack(bucket, flat), strict=True):
+        assert name == again and copy.dtype == tensor.dtype and torch.equal(copy, tensor)

@@ -94,13 +94,18 @@ class PolicyModule(nn.Module):
         embeds_BTH = self.model.get_input_embeddings()(ids_BT)
         if not audio:
             return embeds_BTH
-        projector = _get_module(self.model, self.family.roles["projector"][0])
-        projected = projector(torch.cat(list(audio)).to(embeds_BTH)).split([len(item) for item in audio])
+        projected = self.project(audio)
         rows_H = torch.cat([projected[index] for index in audio_index])
         place_BT = ids_BT == self.audio_id
         if int(place_BT.sum()) != len(rows_H):
             raise ValueError(f"{int(place_BT.sum())} audio placeholders in the batch for {len(rows_H)} encoder outputs")
         return embeds_BTH.masked_scatter(place_BT[..., None], rows_H.to(embeds_BTH.dtype))
+
+    def project(self, audio: Sequence[Tensor]) -> list[Tensor]:
+        """[A, H] of each encoder output [A, D]: what takes the place of its placeholders."""
+        projector = _get_module(self.model, self.family.roles["projector"][0])
+        like = self.model.get_input_embeddings().weight
+        return list(projector(torch.cat(list(audio)).to(like)).split([len(item) for item in audio]))
 
     @property
     def audio_id(self) -> int:

@@ -1,6 +1,6 @@
 """What a rollout engine is: utterances and sampling parameters in, complete groups out.
 
-Shapes: T prompt tokens, H hidden size of the language model.
+Shapes: A audio tokens of one utterance, H hidden size of the language model.
 """
 
 from __future__ import annotations
@@ -51,25 +51,40 @@ class Completion:
 
 @dataclass(frozen=True)
 class EngineInput:
-    """A prompt as an engine takes it: embeds_TH with the audio in its place, or None where token ids say everything."""
+    """A prompt as an engine takes it: audio comes as projected rows for the placeholders `audio_id`; text has none."""
 
     prompt: Prompt
-    embeds_TH: Tensor | None
+    audio_id: int = -1
+    audio_AH: Tensor | None = None
+
+    @property
+    def num_audio_rows(self) -> int:
+        return 0 if self.audio_AH is None else len(self.audio_AH)
+
+
+@dataclass(frozen=True)
+class Share:
+    """The prompts that one policy rank made, and the seconds it took to encode and project their audio."""
+
+    inputs: list[EngineInput]
+    encode_s: float
 
 
 @dataclass(frozen=True)
 class EngineSpec:
     """What an engine must know of the policy's language model.
 
-    hf_config: its Hugging Face config. banned_ids are never sampled, stop_ids end a completion.
+    hf_config: its Hugging Face config. num_audio_rows: rows of audio it has room for, 0 for text. banned_ids are never
+    sampled, stop_ids end a completion. sleeps: it shares its GPU and gives the memory back while the policy trains.
     """
 
     hf_config: Mapping[str, Any]
     dtype: str
-    takes_embeds: bool
+    num_audio_rows: int
     max_model_len: int
     banned_ids: tuple[int, ...]
     stop_ids: tuple[int, ...]
+    sleeps: bool = False
 
 
 class RolloutEngine(Protocol):
@@ -79,8 +94,16 @@ class RolloutEngine(Protocol):
         """One group of `sampling.num_samples` rollouts per utterance, in their order."""
         ...
 
+    def timings(self) -> dict[str, float]:
+        """Metrics: seconds of the parts of the last `generate`."""
+        ...
+
     def sync(self) -> dict[str, float]:
-        """Bring the policy's newest weights here, if they are not here already; returns metrics."""
+        """Be ready to sample with the policy's newest weights; returns metrics."""
+        ...
+
+    def release(self) -> None:
+        """Give the memory of a shared GPU to the policy until the next `sync`."""
         ...
 
     def forget(self) -> None:

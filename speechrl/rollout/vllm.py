@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
-from torch import Tensor
 
+from speechrl.ports import free_address
 from speechrl.rollout import vllm_api
-from speechrl.rollout.engine import Completion, EngineInput, EngineSpec, Sampling
+from speechrl.rollout.engine import Completion, EngineInput, EngineSpec, Sampling, Share
+from speechrl.rollout.weights import Bucket
 from speechrl.sections import Vllm
 from speechrl.types import Group, Prompt, Utterance
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Completions of each prompt, the version of the weights that made them, and where the time went."""
+
+    groups: list[tuple[Prompt, list[Completion]]]
+    weights_version: int
+    encode_s: float  # on the slowest policy rank
+    engine_s: float
 
 
 class VllmServer:
@@ -26,44 +38,82 @@ class VllmServer:
     def describe(self) -> dict:
         return {"max_model_len": self.spec.max_model_len, "weights_version": self.weights_version}
 
-    def generate(
-        self, sampling: Sampling, *shares: list[EngineInput]
-    ) -> tuple[int, list[tuple[Prompt, list[Completion]]]]:
-        """(weights version, completions of each prompt), share after share. All are one batch to the engine."""
-        inputs = [item for share in shares for item in share]
-        for item in inputs:
-            self._check_length(item.prompt, sampling.max_new_tokens)
-        completions = vllm_api.complete(self.llm, inputs, self.spec, sampling)
-        return self.weights_version, [(item.prompt, group) for item, group in zip(inputs, completions, strict=True)]
+    def free_address(self) -> tuple[str, int]:
+        return free_address()
 
-    def _check_length(self, prompt: Prompt, max_new_tokens: int) -> None:
-        if len(prompt.token_ids) + max_new_tokens > self.spec.max_model_len:
+    def generate(self, sampling: Sampling, *shares: Share) -> Sampled:
+        """Completions of the prompts, share after share. All are one batch to vLLM, if their audio has room."""
+        inputs = [item for share in shares for item in share.inputs]
+        for item in inputs:
+            self._check_length(item, sampling.max_new_tokens)
+        started = time.monotonic()
+        groups: list[tuple[Prompt, list[Completion]]] = []
+        for wave in waves(inputs, self.spec.num_audio_rows):
+            completions = vllm_api.complete(self.llm, wave, self.spec, sampling)
+            groups += [(item.prompt, group) for item, group in zip(wave, completions, strict=True)]
+        encode_s = max(share.encode_s for share in shares)
+        return Sampled(groups, self.weights_version, encode_s, time.monotonic() - started)
+
+    def _check_length(self, item: EngineInput, max_new_tokens: int) -> None:
+        utterance, room = item.prompt.utterance, self.spec.num_audio_rows
+        if len(item.prompt.token_ids) + max_new_tokens > self.spec.max_model_len:
             raise ValueError(
-                f"{prompt.utterance.where}: the prompt of {prompt.utterance.id} has {len(prompt.token_ids)} tokens; "
-                f"with {max_new_tokens} new ones it is longer than --vllm.max_model_len {self.spec.max_model_len}"
+                f"{utterance.where}: the prompt of {utterance.id} has {len(item.prompt.token_ids)} tokens; with "
+                f"{max_new_tokens} new ones it is longer than --vllm.max_model_len {self.spec.max_model_len}"
             )
+        if item.num_audio_rows > room:
+            raise ValueError(
+                f"{utterance.where}: the audio of {utterance.id} has {item.num_audio_rows} tokens, more than "
+                f"--vllm.max_audio_tokens {room}"
+            )
+
+    def join_group(self, address: str, port: int, rank: int, world_size: int) -> None:
+        vllm_api.join_group(self.llm, address, port, rank, world_size)
 
     def start_update(self) -> None:
         vllm_api.start_update(self.llm)
 
-    def load_bucket(self, weights: list[tuple[str, Tensor]]) -> None:
-        # Ray's arrays are read-only views of shared memory; vLLM may keep what it is given
-        vllm_api.load_bucket(self.llm, [(name, tensor.clone()) for name, tensor in weights])
+    def load_bucket(self, bucket: Bucket) -> None:
+        vllm_api.load_bucket(self.llm, bucket)
 
     def finish_update(self, weights_version: int) -> None:
         vllm_api.finish_update(self.llm)
         self.weights_version = weights_version
 
+    def sleep(self) -> None:
+        vllm_api.sleep(self.llm)
+
+    def wake(self, what: str) -> None:
+        vllm_api.wake(self.llm, what)
+
+
+def waves(inputs: Sequence[EngineInput], room: int) -> Iterator[list[EngineInput]]:
+    """The inputs in order, cut so that the audio of each wave fits into `room` rows."""
+    wave: list[EngineInput] = []
+    taken = 0
+    for item in inputs:
+        if wave and taken + item.num_audio_rows > room:
+            yield wave
+            wave, taken = [], 0
+        wave.append(item)
+        taken += item.num_audio_rows
+    if wave:
+        yield wave
+
 
 class VllmEngine:
     """The engines as one RolloutEngine. Prompts are made by the policy ranks, which hold encoder and projector.
 
-    Embeddings go from rank to engine as Ray references, not through the driver.
+    Audio goes from rank to engine as Ray references, not through the driver. transfer: how weights travel, a row of
+    training/weight_sync.py. sleeps: engines and policy take turns on the same GPUs.
     """
 
-    def __init__(self, servers: Sequence[Any], policy: Any, options: Vllm):
+    def __init__(self, servers: Sequence[Any], policy: Any, options: Vllm, transfer: str, sleeps: bool):
         self.servers, self.policy, self.options = list(servers), policy, options
+        self.transfer, self.sleeps = transfer, sleeps
         self.weights_version = -1
+        self.awake = True
+        self._timings: dict[str, float] = {}
 
     def generate(self, utterances: Sequence[Utterance], sampling: Sampling) -> list[Group]:
         """One group per utterance, in their order. Raises RuntimeError when an engine has died or has old weights."""
@@ -85,17 +135,23 @@ class VllmEngine:
                 ]
                 order = [index for indices in mine.values() for index in indices]
                 pending.append((number, order, engine.generate.remote(sampling, *inputs)))
+        self._timings = {"time/encode_s": 0.0, "time/engine_s": 0.0}
         for number, order, answer in pending:
-            version, sampled = self._get(number, answer)
-            if version != self.weights_version:
+            sampled = self._get(number, answer)
+            if sampled.weights_version != self.weights_version:
                 raise RuntimeError(
-                    f"vLLM engine {number} sampled with weights of version {version}, the policy has "
+                    f"vLLM engine {number} sampled with weights of version {sampled.weights_version}, the policy has "
                     f"{self.weights_version}"
                 )
-            done = ray.get(ranks[number % len(ranks)].groups_of.remote(sampled, version))
+            done = ray.get(ranks[number % len(ranks)].groups_of.remote(sampled.groups, sampled.weights_version))
             for index, group in zip(order, done, strict=True):
                 groups[index] = group
+            for name, seconds in (("time/encode_s", sampled.encode_s), ("time/engine_s", sampled.engine_s)):
+                self._timings[name] = max(self._timings[name], seconds)
         return groups
+
+    def timings(self) -> dict[str, float]:
+        return self._timings
 
     def _get(self, number: int, answer: Any) -> Any:
         try:
@@ -107,25 +163,62 @@ class VllmEngine:
 
     def sync(self) -> dict[str, float]:
         """The policy's newest weights into every engine: all of them the first time, then what trains."""
+        if self.awake and self.weights_version == ray.get(self.policy.ranks[0].get_weights_version.remote()):
+            return {}
         started = time.monotonic()
         first = self.weights_version < 0
-        timeout_s = self.options.sync_timeout_s
-        answer_all([server.start_update for server in self.servers], timeout_s)
-        sent = [rank.send_weights.remote(self.servers, not first, self.options) for rank in self.policy.ranks]
+        if first and self.transfer == "nccl":
+            self._open_group()
+        if not self.awake:
+            self._call("wake", "weights")
+        self._call("start_update")
+        whole = first or self.sleeps  # sleep forgets what does not train, too
+        sent = [
+            rank.send_weights.remote(self.servers, not whole, self.options, self.transfer)
+            for rank in self.policy.ranks
+        ]
         version, num_bytes = ray.get(sent)[0]
-        answer_all([server.finish_update for server in self.servers], timeout_s, version)
+        self._call("finish_update", version)
         self.weights_version = version
-        return {"time/sync_s": time.monotonic() - started, "sync/megabytes": num_bytes / 2**20}
+        metrics = {"time/sync_s": time.monotonic() - started, "sync/megabytes": num_bytes / 2**20}
+        if not self.awake:
+            self.policy.call("offload")
+            self._call("wake", "kv_cache")
+            self.awake = True
+            metrics["time/wake_s"] = time.monotonic() - started - metrics["time/sync_s"]
+        return metrics
+
+    def release(self) -> None:
+        """On shared GPUs: engines sleep, the policy's optimizer comes back."""
+        if self.sleeps and self.awake:
+            self._call("sleep")
+            self.policy.call("reload")
+            self.awake = False
 
     def forget(self) -> None:
         self.policy.forget()
 
+    def _open_group(self) -> None:
+        """The NCCL group of policy rank 0 and all workers of all engines."""
+        address, port = ray.get(self.policy.ranks[0].free_address.remote())
+        size = self.options.tensor_parallel_size
+        world_size = 1 + size * len(self.servers)
+        opened = self.policy.ranks[0].open_group.remote(address, port, world_size)
+        joined = [
+            server.join_group.remote(address, port, 1 + size * number, world_size)
+            for number, server in enumerate(self.servers)
+        ]
+        wait_for_engines([*joined, opened], self.options.sync_timeout_s)
 
-def answer_all(methods: Sequence[Any], timeout_s: float, *arguments: Any) -> None:
-    """Call a method of every engine and wait. Raises TimeoutError, or RuntimeError with the engine's own text."""
-    calls = [method.remote(*arguments) for method in methods]
+    def _call(self, method: str, *arguments: Any) -> None:
+        answers = [getattr(server, method).remote(*arguments) for server in self.servers]
+        wait_for_engines(answers, self.options.sync_timeout_s)
+
+
+def wait_for_engines(answers: Sequence[Any], timeout_s: float) -> None:
+    """Until all have answered to a step of a sync. Raises TimeoutError, or RuntimeError with the engine's own text."""
     try:
-        ray.get(calls, timeout=timeout_s)
+        ray.get(list(answers), timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
         raise TimeoutError(
             f"a vLLM engine did not take the weights within --vllm.sync_timeout_s {timeout_s:.0f}"

@@ -1,8 +1,9 @@
-"""The only file that imports vLLM, and the only one that knows its versions (0.26 to 0.32, CPU and CUDA).
+"""vLLM's Python interface, as the engine's actor uses it. Imports vLLM only when an engine is made.
 
 The engine holds the language model alone. It starts from a config without weights and receives them from the policy,
-the first time as at every later sync. Prompts come as embeddings (audio) or token ids (text): encoder and projector
-stay with the policy, so an utterance is encoded once and no media cache of the engine can go stale.
+the first time as at every later sync. Prompts come as token ids; audio comes as rows that stand for ids past the
+vocabulary (vllm_worker.py): encoder and projector stay with the policy, so an utterance is encoded once and no media
+cache of the engine can go stale.
 """
 
 from __future__ import annotations
@@ -11,29 +12,14 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from speechrl.rollout.engine import Completion, EngineInput, EngineSpec, Sampling
+from speechrl.rollout.weights import Bucket
 from speechrl.sections import Vllm
-
-BACKEND = "speechrl"  # our row in vLLM's table of weight transfer backends
-
-
-@dataclass
-class _NoInfo:
-    """The backend has nothing to agree on beforehand."""
-
-
-@dataclass
-class _Bucket:
-    """One bucket of weights: names of the Hugging Face checkpoint of the language model, whole tensors."""
-
-    weights: list[tuple[str, Tensor]]
 
 
 def make_llm(spec: EngineSpec, options: Vllm, seed: int) -> Any:
@@ -48,42 +34,54 @@ def make_llm(spec: EngineSpec, options: Vllm, seed: int) -> Any:
         from vllm.platforms import current_platform
     except ImportError as error:
         raise ValueError(f"--rollout.engine vllm: vLLM can't be imported: {error}") from error
-    _register_backend()
-    folder = Path(tempfile.mkdtemp(prefix="speechrl_vllm_"))
-    (folder / "config.json").write_text(json.dumps(spec.hf_config))
-    try:
-        return LLM(
-            model=str(folder),
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            generation_config="vllm",  # stop ids and banned ids come with each request
-            enable_prompt_embeds=spec.takes_embeds,
-            dtype={"fp32": "float32", "bf16": "bfloat16"}[spec.dtype],
-            max_model_len=spec.max_model_len,
-            gpu_memory_utilization=options.gpu_memory_utilization,
-            enforce_eager=options.enforce_eager,
-            # on the CPU a seeded request whose prompt is cut in two fails: its generator can't be rewound
-            enable_chunked_prefill=not current_platform.is_cpu(),
-            enable_prefix_caching=options.enable_prefix_caching,
-            logprobs_mode="processed_logprobs",  # of the distribution that is sampled from
-            weight_transfer_config={"backend": BACKEND},
-            seed=seed,
-            disable_log_stats=True,
-        )
-    except (ValueError, RuntimeError) as error:
-        raise ValueError(f"--rollout.engine vllm: vLLM refuses {spec.hf_config['architectures']}: {error}") from error
+    from speechrl.rollout.vllm_worker import BACKEND
+
+    num_gpus = options.tensor_parallel_size
+    with tempfile.TemporaryDirectory(prefix="speechrl_vllm_") as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(spec.hf_config))
+        try:
+            return LLM(
+                model=folder,
+                load_format="dummy",
+                skip_tokenizer_init=True,
+                generation_config="vllm",  # stop ids and banned ids come with each request
+                worker_cls="speechrl.rollout.vllm_worker.AudioWorker",
+                additional_config={"num_audio_rows": spec.num_audio_rows},
+                dtype={"fp32": "float32", "bf16": "bfloat16"}[spec.dtype],
+                max_model_len=spec.max_model_len,
+                tensor_parallel_size=num_gpus,
+                distributed_executor_backend="mp" if num_gpus > 1 else "uni",
+                gpu_memory_utilization=options.gpu_memory_utilization,
+                enforce_eager=options.enforce_eager,
+                # on the CPU a seeded request whose prompt is cut in two fails: its generator can't be rewound
+                enable_chunked_prefill=not current_platform.is_cpu(),
+                enable_prefix_caching=options.enable_prefix_caching,
+                enable_sleep_mode=spec.sleeps,
+                logprobs_mode="processed_logprobs",  # of the distribution that is sampled from
+                weight_transfer_config={"backend": BACKEND},
+                seed=seed,
+                disable_log_stats=True,
+            )
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"--rollout.engine vllm: vLLM refuses {spec.hf_config['architectures']}: {error}"
+            ) from error
 
 
 def complete(llm: Any, inputs: Sequence[EngineInput], spec: EngineSpec, sampling: Sampling) -> list[list[Completion]]:
-    """G completions of each prompt: one request per prompt, whose samples share its cached prefix."""
+    """G completions of each prompt: one request per prompt, whose samples share its cached prefix.
+
+    The audio rows of all inputs together are at most spec.num_audio_rows.
+    """
     from vllm import SamplingParams
 
-    prompts = [
-        {"prompt_token_ids": list(item.prompt.token_ids)}
-        if item.embeds_TH is None
-        else {"prompt_embeds": item.embeds_TH}
-        for item in inputs
-    ]
+    if spec.num_audio_rows:
+        llm.reset_prefix_cache()  # ids past the vocabulary will mean other audio
+        llm.collective_rpc("take_audio", args=(torch.cat([item.audio_AH for item in inputs]),))
+    ids, next_row = [], spec.hf_config["vocab_size"]
+    for item in inputs:
+        ids.append(engine_ids(item, next_row))
+        next_row += item.num_audio_rows
     parameters = [
         SamplingParams(
             n=sampling.num_samples,
@@ -99,8 +97,26 @@ def complete(llm: Any, inputs: Sequence[EngineInput], spec: EngineSpec, sampling
         )
         for item in inputs
     ]
-    outputs = llm.generate(prompts, parameters, use_tqdm=False)
+    outputs = llm.generate([{"prompt_token_ids": row} for row in ids], parameters, use_tqdm=False)
     return [[_completion(output) for output in request.outputs] for request in outputs]
+
+
+def engine_ids(item: EngineInput, first_row: int) -> list[int]:
+    """The prompt's token ids with its audio placeholders numbered from `first_row` on.
+
+    Raises ValueError that names the utterance when placeholders and audio rows differ in number.
+    """
+    ids = list(item.prompt.token_ids)
+    places = [index for index, token in enumerate(ids) if token == item.audio_id]
+    if len(places) != item.num_audio_rows:
+        utterance = item.prompt.utterance
+        raise ValueError(
+            f"{utterance.where}: the prompt of {utterance.id} has {len(places)} audio placeholders for "
+            f"{item.num_audio_rows} rows of audio"
+        )
+    for row, index in enumerate(places):
+        ids[index] = first_row + row
+    return ids
 
 
 def _completion(output: Any) -> Completion:
@@ -112,12 +128,25 @@ def _completion(output: Any) -> Completion:
 # --- weights --------------------------------------------------------------------------------------------------------
 
 
+def join_group(llm: Any, address: str, port: int, rank: int, world_size: int) -> None:
+    """Take part in the NCCL group that policy rank 0 broadcasts in, from `rank` on."""
+    info = {"master_address": address, "master_port": port, "rank_offset": rank, "world_size": world_size}
+    llm.collective_rpc("init_weight_transfer_engine", args=(info,))
+
+
+def open_group(address: str, port: int, world_size: int) -> Any:
+    """The same group on policy rank 0, with `broadcast(tensor, src, stream)`. Returns when all engines have joined."""
+    from vllm.distributed.weight_transfer.nccl_common import stateless_init_process_group
+
+    return stateless_init_process_group(address, port, 0, world_size, torch.cuda.current_device())
+
+
 def start_update(llm: Any) -> None:
     llm.collective_rpc("start_weight_update")
 
 
-def load_bucket(llm: Any, weights: list[tuple[str, Tensor]]) -> None:
-    llm.collective_rpc("update_weights", kwargs={"update_info": {"weights": weights}})
+def load_bucket(llm: Any, bucket: Bucket) -> None:
+    llm.collective_rpc("update_weights", args=({"bucket": bucket},))
 
 
 def finish_update(llm: Any) -> None:
@@ -126,45 +155,14 @@ def finish_update(llm: Any) -> None:
     llm.reset_prefix_cache()
 
 
-def _register_backend() -> None:
-    from vllm.distributed.weight_transfer.base import WeightTransferEngine
-    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+# --- memory ---------------------------------------------------------------------------------------------------------
 
-    class Backend(WeightTransferEngine):
-        """Loads whole tensors that come with the call, through vLLM's layerwise reload."""
 
-        init_info_cls = _NoInfo
-        update_info_cls = _Bucket
+def sleep(llm: Any) -> None:
+    """Give the GPU's memory back: weights and cache are forgotten."""
+    llm.sleep(level=2)
 
-        def init_transfer_engine(self, init_info: _NoInfo) -> None:
-            pass
 
-        def start_weight_update(self) -> None:
-            initialize_layerwise_reload(self.model)
-
-        def receive_weights(self, update_info: _Bucket) -> None:
-            self.model.load_weights(update_info.weights)
-
-        def update_weights(self, update_info: dict[str, Any]) -> None:
-            self.receive_weights(self.parse_update_info(update_info))  # nothing is asynchronous here
-
-        def finish_weight_update(self) -> None:
-            finalize_layerwise_reload(self.model, self.model_config)
-            head = getattr(self.model, "lm_head", None)
-            # a head tied to the embeddings is no layer of its own to the reload: its packed copy would stay
-            if head is not None and self.model_config.hf_config.tie_word_embeddings:
-                head.quant_method.process_weights_after_loading(head)
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()  # the next step must see the new weights
-
-        def shutdown(self) -> None:
-            pass
-
-        @staticmethod
-        def trainer_send_weights(*arguments: Any, **options: Any) -> None:
-            """Asked for by vLLM 0.26; the trainer's side is training/weight_sync.py."""
-            raise NotImplementedError
-
-    if BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(BACKEND, Backend)
+def wake(llm: Any, what: str) -> None:
+    """Take memory again, for "weights" (which must then be sent) or for "kv_cache"."""
+    llm.wake_up(tags=[what])

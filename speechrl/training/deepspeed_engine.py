@@ -111,16 +111,31 @@ def whole_state(
     }
     one_name = {id(value): name for name, value in wanted.items()}  # tied weights travel once
     unique = {name: wanted[name] for name in one_name.values()}
-    copies = {id(wanted[name]): copy for bucket in whole_buckets(unique, bucket_bytes) for name, copy in bucket}
+    copies = {
+        id(wanted[name]): value.to("cpu", copy=True)
+        for bucket in whole_buckets(unique, bucket_bytes)
+        for name, value in bucket
+    }
     return {name: copies[id(value)] for name, value in wanted.items()}
 
 
 def whole_buckets(tensors: Mapping[str, Tensor], bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """(name, whole copy on the CPU) of each tensor, bucket by bucket. Collective under ZeRO-3."""
+    """(name, whole tensor) bucket by bucket, each valid until the next is asked for. Collective under ZeRO-3."""
     for bucket in _buckets(tensors, bucket_bytes):
         with _gathered([value for _, value in bucket]):
-            copies = [(name, value.detach().cpu().clone()) for name, value in bucket]
-        yield copies
+            yield [(name, value.detach()) for name, value in bucket]
+
+
+def offload(engine: Any) -> None:
+    """Optimiser state, fp32 weights and gradients to the host's memory; the weights that sample stay."""
+    from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as State
+
+    engine.offload_states([state for state in State if state is not State.lp_params])
+
+
+def reload(engine: Any) -> None:
+    """What `offload` moved, back to the GPU."""
+    engine.reload_states()
 
 
 def _buckets(tensors: Mapping[str, Tensor], bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:

@@ -30,9 +30,15 @@ class RankGroup:
         self.call("forget")
         self.home.clear()
 
+    def timings(self) -> dict[str, float]:
+        return {}
+
     def sync(self) -> dict[str, float]:
         """Nothing to do: these ranks sample with the weights that they hold."""
         return {}
+
+    def release(self) -> None:
+        """Nothing to do: there is no engine beside these ranks."""
 
     def generate(self, utterances: Sequence[Utterance], sampling: Sampling) -> list[Group]:
         """One group per utterance, in their order; utterance i is sampled on rank i mod N."""

@@ -5,6 +5,7 @@ the policy rank builds on it.
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from speechrl.models.families import Features
 from speechrl.models.load import encoder_digest, freeze_roles, load_model
 from speechrl.models.policy import PolicyModule
 from speechrl.models.prompts import Prepared, PromptBuilder
-from speechrl.rollout.engine import Completion, EngineInput, Sampling
+from speechrl.rollout.engine import Completion, EngineInput, Sampling, Share
 from speechrl.rollout.native import sample
 from speechrl.sections import Role, Runtime, Selection
 from speechrl.training.batch import collate, micro_batches, rows_of
@@ -121,19 +122,21 @@ class InferenceRank:
         return Group(prompt, tuple(rollouts))
 
     @torch.no_grad()
-    def engine_inputs(self, utterances: Sequence[Utterance]) -> list[EngineInput]:
-        """Prompts for an engine that holds the language model alone: with audio, as embeddings on the CPU."""
+    def engine_inputs(self, utterances: Sequence[Utterance]) -> Share:
+        """Prompts for an engine that holds the language model alone, with projected audio on the CPU."""
+        started = time.monotonic()
         prepared = self.prepare(utterances)
         if not self.family.has_audio:
-            return [EngineInput(item.prompt, None) for item in prepared]
-        inputs = []
+            return Share([EngineInput(item.prompt) for item in prepared], time.monotonic() - started)
         with self.sampling_module() as module:
             encoded = self.encode(prepared, module)
-            for item in prepared:
-                ids_1T = torch.tensor([item.prompt.token_ids], device=self.device)
-                embeds_1TH = module.embed(ids_1T, [encoded[item.prompt.utterance.id]], [0])
-                inputs.append(EngineInput(item.prompt, embeds_1TH[0].cpu()))
-        return inputs
+            audio = module.project([encoded[item.prompt.utterance.id] for item in prepared])
+        rows = torch.cat(audio).cpu().split([len(item) for item in audio])  # one copy to the host
+        inputs = [
+            EngineInput(item.prompt, module.audio_id, rows_AH.clone())
+            for item, rows_AH in zip(prepared, rows, strict=True)
+        ]
+        return Share(inputs, time.monotonic() - started)
 
     # --- log-probs --------------------------------------------------------------------------------------------------
 

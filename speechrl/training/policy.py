@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import ray
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -28,13 +27,14 @@ from speechrl.models.export import write_folder
 from speechrl.models.families import Features
 from speechrl.models.load import load_model
 from speechrl.models.policy import CtcTarget, PolicyModule, disable_dropout
+from speechrl.ports import free_address
+from speechrl.rollout import vllm_api
 from speechrl.rollout.engine import Completion, EngineSpec
-from speechrl.rollout.vllm import answer_all
 from speechrl.sections import Vllm
 from speechrl.training import deepspeed_engine
 from speechrl.training.batch import Row, collate, micro_batches, pad, rows_of
 from speechrl.training.inference import InferenceRank, pick_device
-from speechrl.training.weight_sync import buckets, engine_config, num_bytes
+from speechrl.training.weight_sync import TRANSFERS, Route, buckets, engine_config
 from speechrl.types import Group, Prompt, TrainGroup, Utterance
 
 Audio = Mapping[str, Tensor | Features]
@@ -77,6 +77,7 @@ class PolicyRank(InferenceRank):
         self.engine: Any = deepspeed_engine.start(self.module, config.actor, config.ds)
         self._replica: PolicyModule | None = None  # whole weights to sample with under ZeRO-3
         self._replica_version = -1
+        self._sync_group: Any = None
 
     # --- reinforcement learning -------------------------------------------------------------------------------------
 
@@ -99,7 +100,7 @@ class PolicyRank(InferenceRank):
         for _ in range(config.train.max_epochs):
             for rows in steps:
                 norms.append(self._update_once(rows, audio, learning_rate, meter))
-        return _policy_metrics(meter.over_ranks(self.device), num_steps=len(norms)) | {
+        return _policy_metrics(meter.over_ranks(self.device), num_steps=len(norms)) | _peak_memory(self.device) | {
             "train/grad_norm": float(np.mean(norms)),
             "train/learning_rate": learning_rate,
             "train/optimizer_steps": float(self.weights_version),
@@ -281,31 +282,50 @@ class PolicyRank(InferenceRank):
 
     # --- rollout engines --------------------------------------------------------------------------------------------
 
-    def engine_spec(self, max_model_len: int) -> EngineSpec:
+    def engine_spec(self, options: Vllm, sleeps: bool) -> EngineSpec:
         """What an engine must know of this policy's language model."""
         return EngineSpec(
             hf_config=engine_config(self.loaded.model.config, self.family),
             dtype=self.config.ds.param_dtype,
-            takes_embeds=self.family.has_audio,
-            max_model_len=max_model_len,
+            num_audio_rows=options.max_audio_tokens if self.family.has_audio else 0,
+            max_model_len=options.max_model_len,
             banned_ids=self.builder.banned_ids,
             stop_ids=self.builder.stop_ids,
+            sleeps=sleeps,
         )
 
     def groups_of(self, sampled: Sequence[tuple[Prompt, Sequence[Completion]]], weights_version: int) -> list[Group]:
         return [self.group_of(prompt, completions, weights_version) for prompt, completions in sampled]
 
-    def send_weights(self, engines: Sequence[Any], trained_only: bool, options: Vllm) -> tuple[int, int]:
+    def get_weights_version(self) -> int:
+        return self.weights_version
+
+    def free_address(self) -> tuple[str, int]:
+        return free_address()
+
+    def open_group(self, address: str, port: int, world_size: int) -> None:
+        """The NCCL group in which rank 0 sends weights to engines."""
+        self._sync_group = vllm_api.open_group(address, port, world_size)
+
+    def send_weights(
+        self, engines: Sequence[Any], trained_only: bool, options: Vllm, transfer: str
+    ) -> tuple[int, int]:
         """The language model's weights to engines that have started an update: rank 0 sends, all gather.
 
         Returns (version, bytes). Raises TimeoutError after --vllm.sync_timeout_s.
         """
+        route = Route(engines, options.sync_timeout_s, self.place.rank == 0, self._sync_group)
         sent = 0
         for bucket in buckets(self.engine, self.family, trained_only, options.sync_bucket_mb * 2**20):
-            if self.place.rank == 0:
-                answer_all([engine.load_bucket for engine in engines], options.sync_timeout_s, ray.put(bucket))
-                sent += num_bytes(bucket)
+            sent += TRANSFERS[transfer](bucket, route)
         return self.weights_version, sent
+
+    def offload(self) -> None:
+        """Leave the GPU to the engine: what only training needs goes to the host's memory."""
+        deepspeed_engine.offload(self.engine)
+
+    def reload(self) -> None:
+        deepspeed_engine.reload(self.engine)
 
     # --- saving -----------------------------------------------------------------------------------------------------
 
@@ -385,6 +405,15 @@ def _policy_metrics(sums: dict[str, float], num_steps: int) -> dict[str, float]:
     if "kl" in sums:
         metrics["train/kl_nats"] = sums["kl"] / tokens
     return metrics | {name: value for name, value in sums.items() if name.startswith("gap/")}
+
+
+def _peak_memory(device: torch.device) -> dict[str, float]:
+    """The most that tensors of this rank took on its GPU since the last call."""
+    if device.type != "cuda":
+        return {}
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return {"memory/policy_peak_gib": peak / 2**30}
 
 
 def _stacked(rows: Sequence[Sequence[float]], like_BR: Tensor) -> Tensor:

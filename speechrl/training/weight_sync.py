@@ -1,14 +1,21 @@
-"""The policy's weights to the rollout engines: what is sent, under which names, bucket by bucket."""
+"""The policy's weights to the rollout engines: what is sent, under which names, in which buckets, by which way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import ray
+import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from speechrl.models.families import Family
+from speechrl.rollout.vllm import wait_for_engines
+from speechrl.rollout.weights import Bucket, pack
 from speechrl.training import deepspeed_engine
 
 
@@ -36,7 +43,8 @@ def engine_name(name: str, family: Family) -> str | None:
 
 
 def buckets(engine: Any, family: Family, trained_only: bool, bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """The language model's weights on the CPU, whole, in buckets. Collective under ZeRO-3: iterate on every rank.
+    """The language model's weights, whole, each bucket valid until the next. Collective under ZeRO-3: iterate on every
+    rank.
 
     trained_only: leave out what no optimiser moves.
     """
@@ -49,5 +57,62 @@ def buckets(engine: Any, family: Family, trained_only: bool, bucket_bytes: int) 
     yield from deepspeed_engine.whole_buckets(wanted, bucket_bytes)
 
 
-def num_bytes(bucket: Sequence[tuple[str, Tensor]]) -> int:
-    return sum(tensor.nbytes for _, tensor in bucket)
+# --- ways to travel -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where buckets go: engines' actors that have started an update, and the NCCL group with their workers if any.
+
+    is_sender: policy rank 0, the only rank that talks to engines.
+    """
+
+    engines: Sequence[Any]
+    timeout_s: float
+    is_sender: bool
+    group: Any = None
+
+    def call(self, bucket: Bucket) -> list[Any]:
+        arguments = ray.put(bucket)  # once, not once an engine
+        return [engine.load_bucket.remote(arguments) for engine in self.engines]
+
+
+def send_host(weights: Sequence[tuple[str, Tensor]], route: Route) -> int:
+    """Through the memory of the host, with the call."""
+    if not route.is_sender:
+        return 0
+    bucket, flat = pack(weights)
+    wait_for_engines(route.call(replace(bucket, flat=flat.cpu())), route.timeout_s)
+    return bucket.num_bytes
+
+
+def send_ipc(weights: Sequence[tuple[str, Tensor]], route: Route) -> int:
+    """To engines on the policy's own GPUs: each rank lends its copy, an engine's worker takes that of its GPU."""
+    bucket, flat = pack(weights)
+    torch.cuda.synchronize()
+    handle = {str(torch.cuda.get_device_properties(flat.device).uuid): reduce_tensor(flat)[1]}
+    handles: list[dict[str, tuple]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(handles, handle)
+    if route.is_sender:
+        merged = {uuid: arguments for item in handles for uuid, arguments in item.items()}
+        wait_for_engines(route.call(replace(bucket, ipc_handles=merged)), route.timeout_s)
+    dist.barrier()  # nobody frees what an engine still reads
+    return bucket.num_bytes
+
+
+def send_nccl(weights: Sequence[tuple[str, Tensor]], route: Route) -> int:
+    """By broadcast to engines on other GPUs."""
+    if not route.is_sender:
+        return 0
+    bucket, flat = pack(weights)
+    answers = route.call(bucket)
+    route.group.broadcast(flat, src=0, stream=torch.cuda.current_stream())
+    wait_for_engines(answers, route.timeout_s)
+    return bucket.num_bytes
+
+
+TRANSFERS: dict[str, Callable[[Sequence[tuple[str, Tensor]], Route], int]] = {
+    "host": send_host,
+    "ipc": send_ipc,
+    "nccl": send_nccl,
+}

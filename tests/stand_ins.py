@@ -1,0 +1,108 @@
+"""Stand-ins for ranks and engines: actors that start quickly, because this file imports little."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import ray
+import torch
+
+from speechrl.rollout.engine import Completion, EngineInput, Share
+from speechrl.rollout.vllm import Sampled
+from speechrl.types import Group, Prompt, Rollout, Utterance
+
+
+@ray.remote
+class Diary:
+    """What happened in which order, over all stand-ins."""
+
+    def __init__(self):
+        self.lines = []
+
+    def write(self, line):
+        self.lines.append(line)
+
+    def take(self):
+        lines, self.lines = self.lines, []
+        return lines
+
+
+class Rank:
+    """A policy rank that knows where its prompts come from."""
+
+    def __init__(self, number: int, diary):
+        self.number, self.diary, self.version = number, diary, 7
+
+    def note(self, line):
+        ray.get(self.diary.write.remote(line))
+
+    def engine_inputs(self, utterances):
+        return Share([EngineInput(Prompt(item, (self.number,), "")) for item in utterances], 0.5 + self.number)
+
+    def groups_of(self, sampled, version):
+        return [
+            Group(prompt, tuple(Rollout(c.token_ids, c.logprobs, c.finish_reason, version, "", "") for c in items))
+            for prompt, items in sampled
+        ]
+
+    def send_weights(self, servers, trained_only, options, transfer):
+        ray.get([server.load_bucket.remote((trained_only, transfer)) for server in servers])
+        return self.version, 2**20
+
+    def get_weights_version(self):
+        return self.version
+
+    def step(self):
+        self.version += 1
+
+    def offload(self):
+        self.note("offload")
+
+    def reload(self):
+        self.note("reload")
+
+
+class Server:
+    """An engine that answers with its own number; `fault` is what goes wrong."""
+
+    def __init__(self, number: int, diary, fault: str = ""):
+        self.number, self.diary, self.fault, self.version = number, diary, fault, -1
+
+    def note(self, line):
+        ray.get(self.diary.write.remote(line))
+
+    def generate(self, sampling, *shares):
+        if self.fault == "dies":
+            os._exit(1)
+        answer = [
+            (item.prompt, [Completion((self.number, int(item.prompt.utterance.id)), (0.0, 0.0), "stop")])
+            for share in shares
+            for item in share.inputs
+        ]
+        version = 5 if self.fault == "is stale" else self.version
+        return Sampled(answer, version, max(share.encode_s for share in shares), 2.0 - self.number)
+
+    def start_update(self):
+        if self.fault == "refuses":
+            raise ValueError("no such weight: model.x")
+        if self.fault == "hangs":
+            time.sleep(60)
+        self.note("start")
+
+    def load_bucket(self, bucket):
+        self.note(f"load {bucket}")
+
+    def finish_update(self, version):
+        self.version = version
+        self.note("finish")
+
+    def sleep(self):
+        self.note("sleep")
+
+    def wake(self, what):
+        self.note(f"wake {what}")
+
+
+def audio_input(name: str, ids: tuple[int, ...], num_rows: int) -> EngineInput:
+    return EngineInput(Prompt(Utterance(id=name, text="", where="a.jsonl:3"), ids, ""), 9, torch.zeros(num_rows, 2))
