@@ -111,8 +111,16 @@ class Backend(WeightTransferEngine):
         """Join the NCCL group of policy rank 0 and all engines."""
         self.group = worker_init_process_group(init_info, self.parallel_config)
 
+    @property
+    def _packs(self) -> bool:
+        """On the CPU vLLM keeps packed copies of linear weights: only its layerwise reload makes them anew. On CUDA
+        weights lie as in the checkpoint, and loading in place takes a quarter of the time (benchmarks/README.md).
+        """
+        return self.device.type == "cpu"
+
     def start_weight_update(self) -> None:
-        initialize_layerwise_reload(self.model)
+        if self._packs:
+            initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
@@ -120,29 +128,30 @@ class Backend(WeightTransferEngine):
     def receive_weights(self, update_info: UpdateInfo) -> None:
         bucket = update_info.bucket
         self.model.load_weights(unpack(bucket, self._flat(bucket)))
-        if self.device.type == "cuda":
+        if not self._packs:
             torch.cuda.synchronize()  # the sender may now overwrite what it lent
 
     def _flat(self, bucket: Bucket) -> Tensor:
-        """The bucket's bytes on this device, ours to keep: the reload holds tensors until their layer is whole."""
+        """The bucket's bytes on this device."""
         if bucket.ipc_handles:
             handle = list(bucket.ipc_handles[str(torch.cuda.get_device_properties(self.device).uuid)])
             handle[6] = self.device.index  # the sender's number of the device, which may be another here
-            return rebuild_cuda_tensor(*handle).clone()
+            return rebuild_cuda_tensor(*handle)
         if bucket.flat is not None:
-            return bucket.flat.to(self.device, copy=True)  # Ray's arrays are read-only views of shared memory
+            # a copy: Ray's arrays are read-only views, and the reload holds tensors until their layer is whole
+            return bucket.flat.to(self.device, copy=True)
         flat = torch.empty(bucket.num_bytes, dtype=torch.uint8, device=self.device)
         self.group.broadcast(flat, src=0, stream=torch.cuda.current_stream())
         return flat
 
     def finish_weight_update(self) -> None:
+        if not self._packs:
+            return
         finalize_layerwise_reload(self.model, self.model_config)
         head = getattr(self.model, "lm_head", None)
         # a head tied to the embeddings is no layer of its own to the reload: its packed copy would stay
         if head is not None and self.model_config.hf_config.tie_word_embeddings:
             head.quant_method.process_weights_after_loading(head)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()  # the next step must see the new weights
 
     def shutdown(self) -> None:
         self.group = None
