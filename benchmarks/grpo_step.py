@@ -18,8 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SHOWN = (
     "time/step_s", "time/rollout_s", "time/encode_s", "time/engine_s", "time/update_s", "time/sync_s", "time/wake_s",
-    "sync/megabytes", "gap/abs_mean_nats", "gap/abs_max_nats", "memory/policy_peak_gib", "rollout/tokens",
-    "rollout/length_mean_tokens",
+    "time/release_s", "sync/megabytes", "gap/abs_mean_nats", "gap/abs_max_nats", "memory/policy_peak_gib",
+    "rollout/tokens", "rollout/length_mean_tokens",
 )  # fmt: skip
 
 

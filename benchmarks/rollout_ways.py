@@ -46,6 +46,7 @@ class Item:
     """One prompt in every form."""
 
     input: EngineInput
+    rows_AH: Tensor
     embeds_TH: Tensor
 
     @property
@@ -80,7 +81,8 @@ def prepare(inputs: Path, name: str) -> tuple[EngineSpec, list[list[Item]]]:
             ids_1T = torch.tensor([item.prompt.token_ids], device=device)
             embeds_1TH = module.embed(ids_1T, encoded, [0])
             rows_AH = module.project(encoded)[0]
-            batch.append(Item(EngineInput(item.prompt, module.audio_id, rows_AH.cpu()), embeds_1TH[0].cpu()))
+            engine_input = EngineInput(item.prompt, module.audio_id, len(rows_AH))
+            batch.append(Item(engine_input, rows_AH.cpu(), embeds_1TH[0].cpu()))
         batches.append(batch)
     return spec, batches
 
@@ -182,8 +184,9 @@ def main() -> None:
 def timed(llm: Any, batch: Sequence[Item], way: str, spec: EngineSpec, sampling: Sampling) -> tuple[float, int]:
     """(seconds, tokens) of one batch."""
     if way == "rows":
-        inputs = [item.input for item in batch]
+        inputs, audio_RH = [item.input for item in batch], torch.cat([item.rows_AH for item in batch])
         started = time.monotonic()
+        vllm_api.take_audio(llm, [audio_RH])
         groups = vllm_api.complete(llm, inputs, spec, sampling)
         num_tokens = sum(len(sample.token_ids) for group in groups for sample in group)
         return time.monotonic() - started, num_tokens

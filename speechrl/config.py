@@ -282,8 +282,11 @@ def _check_colocation(config: TrainConfig) -> None:
         )
     if engines > ranks:
         raise ValueError(f"--vllm.num_engines {engines} is above --actor.num_ranks {ranks}: each lives beside one rank")
-    if config.ds.zero_stage == 0:
-        raise ValueError("--ds.zero_stage 0: DeepSpeed offloads optimizer state from stage 1 on; take 1, 2 or 3")
+    if config.ds.zero_stage not in (1, 2):
+        raise ValueError(
+            f"--ds.zero_stage {config.ds.zero_stage}: with --train.colocate_all DeepSpeed must offload optimiser "
+            "state, which it does for our AdamW at stages 1 and 2"
+        )
     if config.vllm.sync_transfer == "nccl":
         raise ValueError("--vllm.sync_transfer nccl can't have two ranks on one GPU; take auto, ipc or host")
 

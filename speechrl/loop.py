@@ -49,8 +49,7 @@ def train(config: TrainConfig) -> Path:
             metrics = engine.sync()
             with clock("time/rollout_s"):
                 groups, scores, collected = stages.collect(config, step, loader, engine, reward)
-            metrics |= engine.timings()
-            engine.release()
+            metrics |= engine.timings() | engine.release()
             with clock("time/reference_s"):
                 ref_logprobs = stages.reference_logprobs(config, groups, reference, policy)
             train_groups, advantage_metrics = stages.advantages(config, groups, scores, ref_logprobs)
@@ -65,8 +64,7 @@ def train(config: TrainConfig) -> Path:
                 reference.forget()
             last = step + 1 == total_steps
             if sets and config.eval.steps and (last or (step + 1) % config.eval.steps == 0):
-                metrics |= engine.sync() | evaluate_sets(engine, sets, config.eval, reward)
-                engine.release()
+                metrics |= engine.sync() | evaluate_sets(engine, sets, config.eval, reward) | engine.release()
             if last:
                 stages.check_encoder(facts, policy.describe())
             with clock("time/save_s"):

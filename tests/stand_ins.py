@@ -6,7 +6,6 @@ import os
 import time
 
 import ray
-import torch
 
 from speechrl.rollout.engine import Completion, EngineInput, Share
 from speechrl.rollout.vllm import Sampled
@@ -38,7 +37,7 @@ class Rank:
         ray.get(self.diary.write.remote(line))
 
     def engine_inputs(self, utterances):
-        return Share([EngineInput(Prompt(item, (self.number,), "")) for item in utterances], 0.5 + self.number)
+        return Share([EngineInput(Prompt(item, (self.number,), "")) for item in utterances], None, 0.5 + self.number)
 
     def groups_of(self, sampled, version):
         return [
@@ -105,4 +104,4 @@ class Server:
 
 
 def audio_input(name: str, ids: tuple[int, ...], num_rows: int) -> EngineInput:
-    return EngineInput(Prompt(Utterance(id=name, text="", where="a.jsonl:3"), ids, ""), 9, torch.zeros(num_rows, 2))
+    return EngineInput(Prompt(Utterance(id=name, text="", where="a.jsonl:3"), ids, ""), 9, num_rows)

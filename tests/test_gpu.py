@@ -61,7 +61,7 @@ def test_vllm_in_bf16_on_a_gpu_of_its_own(transfer: str, noise_manifest: str, tm
 @pytest.mark.vllm
 @needs_vllm
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize(("temperature", "stage"), [("0.7", "1"), ("1.0", "2"), ("1.3", "3")])
+@pytest.mark.parametrize(("temperature", "stage"), [("0.7", "1"), ("1.0", "2"), ("1.3", "2")])
 def test_vllm_and_policy_take_turns_on_one_gpu(
     temperature: str, stage: str, noise_manifest: str, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import ray
 import torch
 
 from speechrl.launch import cluster
-from speechrl.rollout.engine import EngineInput, Sampling
+from speechrl.rollout.engine import EngineInput, Sampling, Share
 from speechrl.rollout.vllm import VllmEngine, waves
 from speechrl.rollout.vllm_api import engine_ids
 from speechrl.rollout.weights import pack, unpack
@@ -64,16 +64,14 @@ def test_the_first_sync_sends_everything_later_ones_what_trains_and_none_without
     ray.get(handle.policy.ranks[0].step.remote())
     assert handle.sync()["sync/megabytes"] == 1.0
     assert diary(handle) == ["start", "load (True, 'host')", "finish"]
-    handle.release()
-    assert diary(handle) == []  # an engine with a GPU of its own never sleeps
+    assert handle.release() == {} and diary(handle) == []  # an engine with a GPU of its own never sleeps
 
 
 def test_on_shared_gpus_only_one_of_engine_and_optimizer_is_there() -> None:
     handle = engine("", sleeps=True)
-    handle.release()
+    assert handle.release()["time/release_s"] > 0
     assert diary(handle) == ["sleep", "reload"]
-    handle.release()
-    assert diary(handle) == []
+    assert handle.release() == {} and diary(handle) == []
     for _ in range(2):  # with and without a step in between: sleep forgot the weights
         handle.sync()
         assert diary(handle) == ["wake weights", "start", "load (False, 'host')", "finish", "offload", "wake kv_cache"]
@@ -115,9 +113,14 @@ def test_placeholders_become_numbered_rows() -> None:
 
 @pytest.mark.parametrize(("room", "sizes"), [(7, [[3, 4], [1, 5]]), (5, [[3], [4, 1], [5]]), (13, [[3, 4, 1, 5]])])
 def test_waves_keep_the_order_and_fill_the_room(room: int, sizes: list[list[int]]) -> None:
+    rows_RH = torch.arange(26.0).view(13, 2)  # of four prompts that two ranks made
     inputs = [audio_input(str(index), (), rows) for index, rows in enumerate([3, 4, 1, 5])]
-    assert [[item.num_audio_rows for item in wave] for wave in waves(inputs, room)] == sizes
-    assert [item for wave in waves(inputs, room) for item in wave] == inputs
+    shares = [Share(inputs[:1], rows_RH[:3], 0.0), Share([], None, 0.0), Share(inputs[1:], rows_RH[3:], 0.0)]
+    cut = list(waves(shares, room))
+    assert [[item.num_audio_rows for item in wave] for wave, _ in cut] == sizes
+    assert [item for wave, _ in cut for item in wave] == inputs
+    assert [sum(map(len, pieces)) for _, pieces in cut] == [sum(rows) for rows in sizes]
+    assert torch.equal(torch.cat([piece for _, pieces in cut for piece in pieces]), rows_RH)
 
 
 def test_a_bucket_gives_back_what_was_packed() -> None:

@@ -1,6 +1,6 @@
 """What a rollout engine is: utterances and sampling parameters in, complete groups out.
 
-Shapes: A audio tokens of one utterance, H hidden size of the language model.
+Shapes: R rows of projected audio, H hidden size of the language model.
 """
 
 from __future__ import annotations
@@ -51,22 +51,23 @@ class Completion:
 
 @dataclass(frozen=True)
 class EngineInput:
-    """A prompt as an engine takes it: audio comes as projected rows for the placeholders `audio_id`; text has none."""
+    """A prompt as an engine takes it: its placeholders `audio_id` stand for so many rows of projected audio."""
 
     prompt: Prompt
     audio_id: int = -1
-    audio_AH: Tensor | None = None
-
-    @property
-    def num_audio_rows(self) -> int:
-        return 0 if self.audio_AH is None else len(self.audio_AH)
+    num_audio_rows: int = 0
 
 
 @dataclass(frozen=True)
 class Share:
-    """The prompts that one policy rank made, and the seconds it took to encode and project their audio."""
+    """The prompts that one policy rank made.
+
+    audio_RH: the rows of all of them, back to back, on the host; None for text. encode_s: seconds it took to encode and
+    project them.
+    """
 
     inputs: list[EngineInput]
+    audio_RH: Tensor | None
     encode_s: float
 
 
@@ -102,8 +103,8 @@ class RolloutEngine(Protocol):
         """Be ready to sample with the policy's newest weights; returns metrics."""
         ...
 
-    def release(self) -> None:
-        """Give the memory of a shared GPU to the policy until the next `sync`."""
+    def release(self) -> dict[str, float]:
+        """Give the memory of a shared GPU to the policy until the next `sync`; returns metrics."""
         ...
 
     def forget(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from torch import Tensor
 
 from speechrl.ports import free_address
 from speechrl.rollout import vllm_api
@@ -48,7 +49,9 @@ class VllmServer:
             self._check_length(item, sampling.max_new_tokens)
         started = time.monotonic()
         groups: list[tuple[Prompt, list[Completion]]] = []
-        for wave in waves(inputs, self.spec.num_audio_rows):
+        for wave, pieces in waves(shares, self.spec.num_audio_rows):
+            if pieces:
+                vllm_api.take_audio(self.llm, pieces)
             completions = vllm_api.complete(self.llm, wave, self.spec, sampling)
             groups += [(item.prompt, group) for item, group in zip(wave, completions, strict=True)]
         encode_s = max(share.encode_s for share in shares)
@@ -87,18 +90,27 @@ class VllmServer:
         vllm_api.wake(self.llm, what)
 
 
-def waves(inputs: Sequence[EngineInput], room: int) -> Iterator[list[EngineInput]]:
-    """The inputs in order, cut so that the audio of each wave fits into `room` rows."""
+def waves(shares: Sequence[Share], room: int) -> Iterator[tuple[list[EngineInput], list[Tensor]]]:
+    """(inputs, pieces of their audio) in order, cut so that the audio of each wave fits into `room` rows."""
     wave: list[EngineInput] = []
+    pieces: list[Tensor] = []
     taken = 0
-    for item in inputs:
-        if wave and taken + item.num_audio_rows > room:
-            yield wave
-            wave, taken = [], 0
-        wave.append(item)
-        taken += item.num_audio_rows
+    for share in shares:
+        first = end = 0  # rows of this share that the wave has
+        for item in share.inputs:
+            if wave and taken + item.num_audio_rows > room:
+                yield wave, pieces + _rows(share, first, end)
+                wave, pieces, taken, first = [], [], 0, end
+            wave.append(item)
+            taken += item.num_audio_rows
+            end += item.num_audio_rows
+        pieces += _rows(share, first, end)
     if wave:
-        yield wave
+        yield wave, pieces
+
+
+def _rows(share: Share, first: int, end: int) -> list[Tensor]:
+    return [share.audio_RH[first:end]] if share.audio_RH is not None and end > first else []
 
 
 class VllmEngine:
@@ -188,12 +200,15 @@ class VllmEngine:
             metrics["time/wake_s"] = time.monotonic() - started - metrics["time/sync_s"]
         return metrics
 
-    def release(self) -> None:
-        """On shared GPUs: engines sleep, the policy's optimizer comes back."""
-        if self.sleeps and self.awake:
-            self._call("sleep")
-            self.policy.call("reload")
-            self.awake = False
+    def release(self) -> dict[str, float]:
+        """On shared GPUs: engines sleep, the policy's optimiser comes back."""
+        if not (self.sleeps and self.awake):
+            return {}
+        started = time.monotonic()
+        self._call("sleep")
+        self.policy.call("reload")
+        self.awake = False
+        return {"time/release_s": time.monotonic() - started}
 
     def forget(self) -> None:
         self.policy.forget()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from speechrl.rollout.engine import Completion, EngineInput, EngineSpec, Sampling
 from speechrl.rollout.weights import Bucket
@@ -68,16 +69,22 @@ def make_llm(spec: EngineSpec, options: Vllm, seed: int) -> Any:
             ) from error
 
 
+def take_audio(llm: Any, pieces: Sequence[Tensor]) -> None:
+    """Projected audio of the prompts to come, one piece [R, H] after the other, at most spec.num_audio_rows rows."""
+    llm.reset_prefix_cache()  # ids past the vocabulary will mean other audio
+    first = 0
+    for piece_RH in pieces:
+        llm.collective_rpc("take_audio", args=(first, piece_RH))
+        first += len(piece_RH)
+
+
 def complete(llm: Any, inputs: Sequence[EngineInput], spec: EngineSpec, sampling: Sampling) -> list[list[Completion]]:
     """G completions of each prompt: one request per prompt, whose samples share its cached prefix.
 
-    The audio rows of all inputs together are at most spec.num_audio_rows.
+    Audio rows are numbered in the order of the inputs.
     """
     from vllm import SamplingParams
 
-    if spec.num_audio_rows:
-        llm.reset_prefix_cache()  # ids past the vocabulary will mean other audio
-        llm.collective_rpc("take_audio", args=(torch.cat([item.audio_AH for item in inputs]),))
     ids, next_row = [], spec.hf_config["vocab_size"]
     for item in inputs:
         ids.append(engine_ids(item, next_row))

@@ -40,9 +40,9 @@ class AudioWorker(BaseWorker):
         if num_rows:
             self._embedding = add_audio_rows(self.model_runner.get_model(), num_rows)
 
-    def take_audio(self, rows_RH: Tensor) -> None:
-        """Rows 0 to R of projected audio: what token ids from the end of the vocabulary on stand for."""
-        self._embedding.audio_rows[: len(rows_RH)].copy_(rows_RH)
+    def take_audio(self, first: int, rows_RH: Tensor) -> None:
+        """Rows of projected audio from row `first` on. Row r is what token id (vocabulary size + r) stands for."""
+        self._embedding.audio_rows[first : first + len(rows_RH)].copy_(rows_RH)
 
     def sleep(self, level: int = 1) -> None:
         # audio is sent anew with each batch: not worth saving, as vLLM does with buffers

@@ -37,8 +37,9 @@ class RankGroup:
         """Nothing to do: these ranks sample with the weights that they hold."""
         return {}
 
-    def release(self) -> None:
+    def release(self) -> dict[str, float]:
         """Nothing to do: there is no engine beside these ranks."""
+        return {}
 
     def generate(self, utterances: Sequence[Utterance], sampling: Sampling) -> list[Group]:
         """One group per utterance, in their order; utterance i is sampled on rank i mod N."""

@@ -127,16 +127,14 @@ class InferenceRank:
         started = time.monotonic()
         prepared = self.prepare(utterances)
         if not self.family.has_audio:
-            return Share([EngineInput(item.prompt) for item in prepared], time.monotonic() - started)
+            return Share([EngineInput(item.prompt) for item in prepared], None, time.monotonic() - started)
         with self.sampling_module() as module:
             encoded = self.encode(prepared, module)
             audio = module.project([encoded[item.prompt.utterance.id] for item in prepared])
-        rows = torch.cat(audio).cpu().split([len(item) for item in audio])  # one copy to the host
         inputs = [
-            EngineInput(item.prompt, module.audio_id, rows_AH.clone())
-            for item, rows_AH in zip(prepared, rows, strict=True)
+            EngineInput(item.prompt, module.audio_id, len(rows)) for item, rows in zip(prepared, audio, strict=True)
         ]
-        return Share(inputs, time.monotonic() - started)
+        return Share(inputs, torch.cat(audio).cpu(), time.monotonic() - started)
 
     # --- log-probs --------------------------------------------------------------------------------------------------
 
