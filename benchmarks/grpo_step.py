@@ -15,6 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from make_inputs import STEPS
+
 ROOT = Path(__file__).parent.parent
 SHOWN = (
     "time/step_s", "time/rollout_s", "time/encode_s", "time/engine_s", "time/update_s", "time/sync_s", "time/wake_s",
@@ -31,7 +33,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     options, flags = parser.parse_known_args()
     manifest = options.inputs / f"{options.set}.jsonl"
-    per_step = len(manifest.read_text().splitlines()) // 6
+    per_step = len(manifest.read_text().splitlines()) // STEPS
     command = [
         sys.executable, "-m", "speechrl.cli", "train", "--actor.model_name_or_path", options.inputs / "model",
         "--data.prompt_dataset", manifest, "--reward.remote_url", ROOT / "benchmarks" / "hash_reward.py",

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from make_inputs import STEPS
 from torch import Tensor
 
 from speechrl.data.audio import load_audio
@@ -72,7 +73,7 @@ def prepare(inputs: Path, name: str) -> tuple[EngineSpec, list[list[Item]]]:
         stop_ids=builder.stop_ids,
     )
     utterances = read_manifest(str(inputs / f"{name}.jsonl"))
-    size = len(utterances) // 6
+    size = len(utterances) // STEPS
     batches = []
     for start in range(0, BATCHES * size, size):
         batch = []

@@ -218,6 +218,8 @@ def _check_sft(config: SftConfig) -> None:
         )
     if config.sft.ctc_warmup_steps and not config.sft.ctc_weight:
         raise ValueError(f"--sft.ctc_warmup_steps {config.sft.ctc_warmup_steps} needs --sft.ctc_weight above 0")
+    if config.train.colocate_all:
+        raise ValueError("--train.colocate_all is for speechrl train: supervised fine-tuning has no engines")
     if config.train.max_epochs != 1:
         raise ValueError("--train.max_epochs is for speechrl train; passes over the data are --train.num_episodes")
     if config.train.batch_size and config.train.batch_size < config.actor.num_ranks:
@@ -280,8 +282,11 @@ def _check_colocation(config: TrainConfig) -> None:
             f"--vllm.tensor_parallel_size {config.vllm.tensor_parallel_size}: with --train.colocate_all an engine "
             "lives on one policy rank's GPU; take 1, or engines on GPUs of their own"
         )
-    if engines > ranks:
-        raise ValueError(f"--vllm.num_engines {engines} is above --actor.num_ranks {ranks}: each lives beside one rank")
+    if engines != ranks:
+        raise ValueError(
+            f"--vllm.num_engines {engines}: with --train.colocate_all one engine lives beside each rank, so give "
+            f"--actor.num_ranks {ranks}"
+        )
     if config.ds.zero_stage not in (1, 2):
         raise ValueError(
             f"--ds.zero_stage {config.ds.zero_stage}: with --train.colocate_all DeepSpeed must offload optimiser "

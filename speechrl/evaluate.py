@@ -126,11 +126,13 @@ def evaluate_sets(
     options: Decoding,
     reward: RewardClient | None = None,
 ) -> dict[str, float]:
-    """Metrics of every named set as eval/NAME/METRIC."""
+    """Metrics of every named set as eval/NAME/METRIC, with the newest weights."""
     started, metrics = time.monotonic(), {}
+    engine.sync()
     for name, utterances in sets.items():
         for metric, value in rates(decode(engine, utterances, options, reward)).items():
             metrics[f"eval/{name}/{metric}"] = value
+    engine.release()
     return metrics | {"time/eval_s": time.monotonic() - started}
 
 

@@ -102,21 +102,38 @@ def start_engine(config: TrainConfig, policy: PolicyGroup) -> RolloutEngine:
     options, shared = config.vllm, config.train.colocate_all
     on_gpu = _on_gpu(config.actor.device)
     transfer = _transfer(config, on_gpu)
+    if on_gpu and not shared:
+        _check_gpus(config)
     spec = ray.get(policy.ranks[0].engine_spec.remote(options, shared))
     gpus = ENGINE_GPU_SHARE if shared else options.tensor_parallel_size * on_gpu
     if shared:
         policy.call("offload")  # vLLM measures what is free
     remote = ray.remote(_telling(VllmServer))
     servers = [
-        remote.options(num_cpus=1, num_gpus=gpus, **(_bundle(policy.placement, index) if shared else {})).remote(
-            spec, options, config.train.seed
-        )
+        remote.options(
+            num_cpus=0 if shared else 1,  # a bundle's CPUs go to the policy and the reference
+            num_gpus=gpus,
+            **(_bundle(policy.placement, index) if shared else {}),
+        ).remote(spec, options, config.train.seed)
         for index in range(options.num_engines)
     ]
     _ready(RankGroup(servers), config.ray.startup_timeout_s)
     engine = VllmEngine(servers, policy, options, transfer, shared)
     engine.release()
     return engine
+
+
+def _check_gpus(config: TrainConfig) -> None:
+    """Raises ValueError when the cluster has too few GPUs for ranks and engines side by side."""
+    import ray
+
+    ranks, engines = config.actor.num_ranks, config.vllm.num_engines * config.vllm.tensor_parallel_size
+    have = int(ray.cluster_resources().get("GPU", 0))
+    if ranks + engines > have:
+        raise ValueError(
+            f"--actor.num_ranks {ranks} and {engines} GPUs of vLLM engines are more than the {have} GPUs there are: "
+            "lower --actor.num_ranks, --vllm.num_engines or --vllm.tensor_parallel_size, or add --train.colocate_all"
+        )
 
 
 def _transfer(config: TrainConfig, on_gpu: bool) -> str:

@@ -64,7 +64,7 @@ def train(config: TrainConfig) -> Path:
                 reference.forget()
             last = step + 1 == total_steps
             if sets and config.eval.steps and (last or (step + 1) % config.eval.steps == 0):
-                metrics |= engine.sync() | evaluate_sets(engine, sets, config.eval, reward) | engine.release()
+                metrics |= evaluate_sets(engine, sets, config.eval, reward)
             if last:
                 stages.check_encoder(facts, policy.describe())
             with clock("time/save_s"):

@@ -145,7 +145,7 @@ class Vllm(Section):
     """Compute the prompt once for the samples of a group."""
     sync_timeout_s: float = Field(default=300.0, gt=0)
     """A transfer of the weights that takes longer stops the run."""
-    sync_bucket_mb: int = Field(default=512, ge=1)
+    sync_bucket_mb: int = Field(default=256, ge=1)
     """MiB of weights per call."""
     sync_transfer: Literal["auto", "host", "ipc", "nccl"] = "auto"
     """How weights travel: through the host's memory, as a CUDA IPC handle on a shared GPU, or by NCCL broadcast."""

@@ -78,7 +78,7 @@ def test_vllm_and_policy_take_turns_on_one_gpu(
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     for line in lines:
         assert line["gap/abs_mean_nats"] < 0.02
-        assert line["time/wake_s"] > 0 and line["sync/megabytes"] > 0.5
+        assert line["time/wake_s"] > 0 and line["time/release_s"] > 0 and line["sync/megabytes"] > 0.5
         assert line["train/grad_norm"] > 0
 
 

@@ -53,7 +53,7 @@ def test_groups_come_back_in_order_from_two_ranks_and_two_engines() -> None:
     assert [group.prompt.token_ids for group in groups] == [(index % 2,) for index in range(7)]
     assert handle.policy.home == {str(index): index % 2 for index in range(7)}
     assert {rollout.weights_version for group in groups for rollout in group.rollouts} == {7}
-    assert handle.timings() == {"time/encode_s": 1.5, "time/engine_s": 2.0}  # of the slowest
+    assert handle.timings() == {"time/encode_s": 3.0, "time/engine_s": 2.0}  # rank 1 made two shares
 
 
 def test_the_first_sync_sends_everything_later_ones_what_trains_and_none_without_a_step() -> None:
@@ -74,7 +74,7 @@ def test_on_shared_gpus_only_one_of_engine_and_optimizer_is_there() -> None:
     assert handle.release() == {} and diary(handle) == []
     for _ in range(2):  # with and without a step in between: sleep forgot the weights
         handle.sync()
-        assert diary(handle) == ["wake weights", "start", "load (False, 'host')", "finish", "offload", "wake kv_cache"]
+        assert diary(handle) == ["offload", "wake weights", "start", "load (False, 'host')", "finish", "wake kv_cache"]
         assert handle.sync() == {} and diary(handle) == []
         handle.release()
         assert diary(handle) == ["sleep", "reload"]
@@ -83,7 +83,7 @@ def test_on_shared_gpus_only_one_of_engine_and_optimizer_is_there() -> None:
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        ("dies", "vLLM engine 0 died: .*--ckpt.resume continues"),
+        ("dies", "vLLM engine 0 died: .*--ckpt.resume continues.*no memory left, says"),
         ("is stale", "vLLM engine 0 sampled with weights of version 5, the policy has 7"),
     ],
 )
@@ -95,12 +95,12 @@ def test_an_engine_that(fault: str, expected: str) -> None:
 
 
 def test_an_engine_that_refuses_the_weights_is_told_with_its_own_text() -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)failed to take the weights: .*no such weight: model.x"):
+    with pytest.raises(RuntimeError, match=r"(?s)failed to start update: .*no such weight: model.x"):
         engine("refuses").sync()
 
 
 def test_an_engine_that_hangs_stops_the_sync() -> None:
-    with pytest.raises(TimeoutError, match=r"did not take the weights within --vllm.sync_timeout_s 2"):
+    with pytest.raises(TimeoutError, match=r"did not start update within --vllm.sync_timeout_s 2"):
         engine("hangs", timeout_s=2.0).sync()
 
 

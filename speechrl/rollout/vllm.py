@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
 from torch import Tensor
 
-from speechrl.ports import free_address
 from speechrl.rollout import vllm_api
 from speechrl.rollout.engine import Completion, EngineInput, EngineSpec, Sampling, Share
 from speechrl.rollout.weights import Bucket
@@ -20,11 +21,14 @@ from speechrl.types import Group, Prompt, Utterance
 
 @dataclass(frozen=True)
 class Sampled:
-    """Completions of each prompt, the version of the weights that made them, and where the time went."""
+    """Completions of each prompt, the version of the weights that made them, and where the time went.
+
+    encode_s: of each share.
+    """
 
     groups: list[tuple[Prompt, list[Completion]]]
     weights_version: int
-    encode_s: float  # on the slowest policy rank
+    encode_s: tuple[float, ...]
     engine_s: float
 
 
@@ -39,8 +43,9 @@ class VllmServer:
     def describe(self) -> dict:
         return {"max_model_len": self.spec.max_model_len, "weights_version": self.weights_version}
 
-    def free_address(self) -> tuple[str, int]:
-        return free_address()
+    def log_path(self) -> str:
+        """The file on this node that Ray writes this actor's stderr to."""
+        return os.path.realpath("/proc/self/fd/2")
 
     def generate(self, sampling: Sampling, *shares: Share) -> Sampled:
         """Completions of the prompts, share after share. All are one batch to vLLM, if their audio has room."""
@@ -54,7 +59,7 @@ class VllmServer:
                 vllm_api.take_audio(self.llm, pieces)
             completions = vllm_api.complete(self.llm, wave, self.spec, sampling)
             groups += [(item.prompt, group) for item, group in zip(wave, completions, strict=True)]
-        encode_s = max(share.encode_s for share in shares)
+        encode_s = tuple(share.encode_s for share in shares)
         return Sampled(groups, self.weights_version, encode_s, time.monotonic() - started)
 
     def _check_length(self, item: EngineInput, max_new_tokens: int) -> None:
@@ -126,6 +131,7 @@ class VllmEngine:
         self.weights_version = -1
         self.awake = True
         self._timings: dict[str, float] = {}
+        self._logs: list[str] = []  # of the engines, asked for while they live
 
     def generate(self, utterances: Sequence[Utterance], sampling: Sampling) -> list[Group]:
         """One group per utterance, in their order. Raises RuntimeError when an engine has died or has old weights."""
@@ -146,9 +152,10 @@ class VllmEngine:
                     for rank, indices in mine.items()
                 ]
                 order = [index for indices in mine.values() for index in indices]
-                pending.append((number, order, engine.generate.remote(sampling, *inputs)))
-        self._timings = {"time/encode_s": 0.0, "time/engine_s": 0.0}
-        for number, order, answer in pending:
+                pending.append((number, list(mine), order, engine.generate.remote(sampling, *inputs)))
+        idle = [ranks[rank].engine_inputs.remote([]) for rank in range(len(utterances), len(ranks))]
+        encode_s, engine_s = [0.0] * len(ranks), 0.0
+        for number, sources, order, answer in pending:
             sampled = self._get(number, answer)
             if sampled.weights_version != self.weights_version:
                 raise RuntimeError(
@@ -158,8 +165,11 @@ class VllmEngine:
             done = ray.get(ranks[number % len(ranks)].groups_of.remote(sampled.groups, sampled.weights_version))
             for index, group in zip(order, done, strict=True):
                 groups[index] = group
-            for name, seconds in (("time/encode_s", sampled.encode_s), ("time/engine_s", sampled.engine_s)):
-                self._timings[name] = max(self._timings[name], seconds)
+            for rank, seconds in zip(sources, sampled.encode_s, strict=True):
+                encode_s[rank] += seconds
+            engine_s = max(engine_s, sampled.engine_s)
+        ray.get(idle)
+        self._timings = {"time/encode_s": max(encode_s), "time/engine_s": engine_s}  # of the slowest
         return groups
 
     def timings(self) -> dict[str, float]:
@@ -169,35 +179,43 @@ class VllmEngine:
         try:
             return ray.get(answer)
         except ray.exceptions.RayActorError as error:
-            raise RuntimeError(
-                f"vLLM engine {number} died: {error}; --ckpt.resume continues from the last checkpoint"
-            ) from error
+            raise self._death(number, error) from error
+
+    def _death(self, number: int, error: Exception) -> RuntimeError:
+        return RuntimeError(
+            f"vLLM engine {number} died: {error}; --ckpt.resume continues from the last checkpoint. Its last "
+            f"lines:\n{last_lines(self._logs[number])}"
+        )
 
     def sync(self) -> dict[str, float]:
         """The policy's newest weights into every engine: all of them the first time, then what trains."""
         if self.awake and self.weights_version == ray.get(self.policy.ranks[0].get_weights_version.remote()):
             return {}
-        started = time.monotonic()
+        began = time.monotonic()
         first = self.weights_version < 0
+        if first:
+            self._logs = ray.get([server.log_path.remote() for server in self.servers])
         if first and self.transfer == "nccl":
             self._open_group()
         if not self.awake:
+            self.policy.call("offload")  # the weights that are sent stay
             self._call("wake", "weights")
+        started = time.monotonic()
         self._call("start_update")
         whole = first or self.sleeps  # sleep forgets what does not train, too
         sent = [
             rank.send_weights.remote(self.servers, not whole, self.options, self.transfer)
             for rank in self.policy.ranks
         ]
-        version, num_bytes = ray.get(sent)[0]
+        wait_for_engines(sent, self.options.sync_timeout_s, "take the weights")
+        version, num_bytes = ray.get(sent[0])
         self._call("finish_update", version)
         self.weights_version = version
         metrics = {"time/sync_s": time.monotonic() - started, "sync/megabytes": num_bytes / 2**20}
         if not self.awake:
-            self.policy.call("offload")
             self._call("wake", "kv_cache")
             self.awake = True
-            metrics["time/wake_s"] = time.monotonic() - started - metrics["time/sync_s"]
+            metrics["time/wake_s"] = time.monotonic() - began - metrics["time/sync_s"]
         return metrics
 
     def release(self) -> dict[str, float]:
@@ -223,20 +241,33 @@ class VllmEngine:
             server.join_group.remote(address, port, 1 + size * number, world_size)
             for number, server in enumerate(self.servers)
         ]
-        wait_for_engines([*joined, opened], self.options.sync_timeout_s)
+        wait_for_engines([*joined, opened], self.options.sync_timeout_s, "join the NCCL group")
 
     def _call(self, method: str, *arguments: Any) -> None:
         answers = [getattr(server, method).remote(*arguments) for server in self.servers]
-        wait_for_engines(answers, self.options.sync_timeout_s)
+        timeout_s = self.options.sync_timeout_s
+        for number, answer in enumerate(answers):
+            try:
+                wait_for_engines([answer], timeout_s, method.replace("_", " "))
+            except ray.exceptions.RayActorError as error:
+                raise self._death(number, error) from error
 
 
-def wait_for_engines(answers: Sequence[Any], timeout_s: float) -> None:
-    """Until all have answered to a step of a sync. Raises TimeoutError, or RuntimeError with the engine's own text."""
+def last_lines(path: str, count: int = 20) -> str:
+    """The end of a log; says so where it lies on another node."""
+    try:
+        return "\n".join(Path(path).read_text(errors="replace").splitlines()[-count:])
+    except OSError:
+        return f"(in {path} on the engine's node)"
+
+
+def wait_for_engines(answers: Sequence[Any], timeout_s: float, doing: str) -> None:
+    """Until all have answered to a step of a sync. Raises TimeoutError, RuntimeError with the engine's own text, or
+    Ray's RayActorError when it died.
+    """
     try:
         ray.get(list(answers), timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
-        raise TimeoutError(
-            f"a vLLM engine did not take the weights within --vllm.sync_timeout_s {timeout_s:.0f}"
-        ) from None
-    except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
-        raise RuntimeError(f"a vLLM engine failed to take the weights: {error}") from error
+        raise TimeoutError(f"a vLLM engine did not {doing} within --vllm.sync_timeout_s {timeout_s:.0f}") from None
+    except ray.exceptions.RayTaskError as error:
+        raise RuntimeError(f"a vLLM engine failed to {doing}: {error}") from error

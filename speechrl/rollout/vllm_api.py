@@ -1,4 +1,4 @@
-"""vLLM's Python interface, as the engine's actor uses it. Imports vLLM only when an engine is made.
+"""vLLM's Python interface, as the engine's actor uses it. Imports vLLM inside its functions only.
 
 The engine holds the language model alone. It starts from a config without weights and receives them from the policy,
 the first time as at every later sync. Prompts come as token ids; audio comes as rows that stand for ids past the
@@ -71,7 +71,7 @@ def make_llm(spec: EngineSpec, options: Vllm, seed: int) -> Any:
 
 def take_audio(llm: Any, pieces: Sequence[Tensor]) -> None:
     """Projected audio of the prompts to come, one piece [R, H] after the other, at most spec.num_audio_rows rows."""
-    llm.reset_prefix_cache()  # ids past the vocabulary will mean other audio
+    _forget_prefixes(llm)  # ids past the vocabulary will mean other audio
     first = 0
     for piece_RH in pieces:
         llm.collective_rpc("take_audio", args=(first, piece_RH))
@@ -159,14 +159,19 @@ def load_bucket(llm: Any, bucket: Bucket) -> None:
 def finish_update(llm: Any) -> None:
     """From here on the new weights count: nothing cached from the old ones stays."""
     llm.collective_rpc("finish_weight_update")
-    llm.reset_prefix_cache()
+    _forget_prefixes(llm)
+
+
+def _forget_prefixes(llm: Any) -> None:
+    if not llm.reset_prefix_cache():
+        raise RuntimeError("vLLM kept its prefix cache: some request is still running")
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------
 
 
 def sleep(llm: Any) -> None:
-    """Give the GPU's memory back: weights and cache are forgotten."""
+    """Give the GPU's memory back: weights and cache are forgotten. The rows for audio stay where they are."""
     llm.sleep(level=2)
 
 

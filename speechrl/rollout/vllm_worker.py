@@ -1,7 +1,7 @@
 """What runs inside vLLM's worker processes: audio in the place of token embeddings, and weights from the policy.
 
-vLLM imports this file by name in each worker; nothing else does. It and vllm_api.py are the only files that import
-vLLM, and what differs between its versions (0.26 to 0.32, CPU and CUDA) sits here.
+vLLM imports this file by name in each worker. Beside it only vllm_api.py imports vLLM; what differs between vLLM's
+versions (0.26 to 0.32, CPU and CUDA) sits here.
 
 Shapes: T tokens of a batch, R rows of audio, H hidden size of the language model.
 """

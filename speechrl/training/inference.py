@@ -129,6 +129,8 @@ class InferenceRank:
         if not self.family.has_audio:
             return Share([EngineInput(item.prompt) for item in prepared], None, time.monotonic() - started)
         with self.sampling_module() as module:
+            if not prepared:  # only here because the replica's weights are gathered by all ranks together
+                return Share([], None, time.monotonic() - started)
             encoded = self.encode(prepared, module)
             audio = module.project([encoded[item.prompt.utterance.id] for item in prepared])
         inputs = [

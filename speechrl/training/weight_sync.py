@@ -82,7 +82,7 @@ def send_host(weights: Sequence[tuple[str, Tensor]], route: Route) -> int:
     if not route.is_sender:
         return 0
     bucket, flat = pack(weights)
-    wait_for_engines(route.call(replace(bucket, flat=flat.cpu())), route.timeout_s)
+    wait_for_engines(route.call(replace(bucket, flat=flat.cpu())), route.timeout_s, "take the weights")
     return bucket.num_bytes
 
 
@@ -95,7 +95,7 @@ def send_ipc(weights: Sequence[tuple[str, Tensor]], route: Route) -> int:
     dist.all_gather_object(handles, handle)
     if route.is_sender:
         merged = {uuid: arguments for item in handles for uuid, arguments in item.items()}
-        wait_for_engines(route.call(replace(bucket, ipc_handles=merged)), route.timeout_s)
+        wait_for_engines(route.call(replace(bucket, ipc_handles=merged)), route.timeout_s, "take the weights")
     dist.barrier()  # nobody frees what an engine still reads
     return bucket.num_bytes
 
@@ -107,7 +107,7 @@ def send_nccl(weights: Sequence[tuple[str, Tensor]], route: Route) -> int:
     bucket, flat = pack(weights)
     answers = route.call(bucket)
     route.group.broadcast(flat, src=0, stream=torch.cuda.current_stream())
-    wait_for_engines(answers, route.timeout_s)
+    wait_for_engines(answers, route.timeout_s, "take the weights")
     return bucket.num_bytes
 
 

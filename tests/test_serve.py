@@ -1,0 +1,128 @@
+"""vLLM's own server loads an export and says what `speechrl transcribe` says."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from speechrl.commands import transcribe
+from speechrl.config import TranscribeConfig
+from speechrl.data.manifest import read_manifest
+from speechrl.models.export import write_folder
+from speechrl.models.load import load_model
+from speechrl.models.tiny import build_qwen2_audio, build_qwen3_asr
+from speechrl.ports import free_socket_port
+
+from .conftest import CHARACTERS
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM"),
+]
+NEW_TOKENS = 16
+
+
+def talkative(model: Path, out: Path) -> Path:
+    """An export of the model with large random weights: it says different characters about different clips, and surely.
+
+    An untrained model repeats one token, and two tokens may be so close that rounding chooses.
+    """
+    loaded = load_model(str(model))
+    state = loaded.model.state_dict()
+    stream = torch.Generator().manual_seed(0)
+    for name, weight in state.items():
+        if ("language_model.layers" in name and weight.ndim == 2) or "projector" in name or name == "lm_head.weight":
+            weight.copy_(torch.randn(weight.shape, generator=stream) * weight.shape[-1] ** -0.5 * 3)
+    write_folder(loaded.model, loaded.processor, state, out)
+    return out
+
+
+@contextmanager
+def server(model: Path, log: Path) -> Iterator[str]:
+    """The address of a vLLM server with the model."""
+    port = free_socket_port()
+    environment = os.environ | {
+        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1",
+    }  # fmt: skip
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "asr",
+        "--port", port, "--dtype", "float32", "--enforce-eager", "--max-model-len", "256",
+        "--gpu-memory-utilization", "0.3",
+    ]  # fmt: skip
+    with log.open("w") as output:
+        process = subprocess.Popen(list(map(str, command)), stdout=output, stderr=output, env=environment)
+    try:
+        deadline = time.monotonic() + 300
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(1)
+            with suppress(httpx.TransportError):
+                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                    break
+        else:
+            pytest.fail(f"vLLM's server did not start: {log.read_text()[-3000:]}")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def ours(model: Path, sound: str) -> str:
+    config = TranscribeConfig(
+        model_name_or_path=str(model), audio=(sound,), max_new_tokens=NEW_TOKENS, device="cpu", dtype="fp32"
+    )
+    ((_, text),) = transcribe(config)
+    assert len(set(text)) > 1
+    return text
+
+
+def test_qwen3_asr_answers_transcriptions(noise_manifest: str, tmp_path: Path) -> None:
+    build_qwen3_asr(tmp_path / "model", CHARACTERS, width=160, encoder_layers=1, decoder_layers=2)
+    model = talkative(tmp_path / "model", tmp_path / "export")
+    sounds = [utterance.audio.path for utterance in read_manifest(noise_manifest)[:3]]
+    expected = [ours(model, sound) for sound in sounds]
+    assert len(set(expected)) > 1  # it hears which clip it is
+    with server(model, tmp_path / "log") as address:
+        for sound, text in zip(sounds, expected, strict=True):
+            answer = httpx.post(
+                f"{address}/v1/audio/transcriptions",
+                files={"file": Path(sound).read_bytes()},
+                data={"model": "asr", "temperature": "0"},
+                timeout=120,
+            )
+            assert answer.json()["text"].startswith(text)
+
+
+def test_qwen2_audio_answers_chats_with_audio(noise_manifest: str, tmp_path: Path) -> None:
+    build_qwen2_audio(tmp_path / "model", CHARACTERS, width=128)
+    model = talkative(tmp_path / "model", tmp_path / "export")
+    sound = read_manifest(noise_manifest)[0].audio.path
+    data = base64.b64encode(Path(sound).read_bytes()).decode()
+    content = [
+        {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}},
+        {"type": "text", "text": "Transcribe the speech."},
+    ]
+    with server(model, tmp_path / "log") as address:
+        answer = httpx.post(
+            f"{address}/v1/chat/completions",
+            json={
+                "model": "asr", "messages": [{"role": "user", "content": content}], "temperature": 0,
+                "max_tokens": NEW_TOKENS,
+            },
+            timeout=120,
+        )  # fmt: skip
+    assert answer.json()["choices"][0]["message"]["content"].strip() == ours(model, sound)
