@@ -52,9 +52,19 @@ def test_keyword_f1_is_over_the_corpus() -> None:
     assert found["keyword_f1"] == 0.5
 
 
+class Engine(InferenceRank):
+    """A rank in this process as a rollout engine."""
+
+    def sync(self) -> dict:
+        return {}
+
+    def release(self) -> dict:
+        return {}
+
+
 def test_sets_with_equal_ids_do_not_share_audio(qwen3_asr: str, tmp_path: Path) -> None:
     """Noisy and clean copies of a set often have the same ids and lengths."""
-    rank = InferenceRank(qwen3_asr, Runtime(device="cpu"), Selection(), "fp32")
+    rank = Engine(qwen3_asr, Runtime(device="cpu"), Selection(), "fp32")
     stream, sets, options = np.random.default_rng(0), {}, Decoding(max_new_tokens=12)
     for name, gain in (("noisy", 0.3), ("clean", 0.01)):
         path = tmp_path / f"{name}.wav"
