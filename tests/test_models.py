@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -213,3 +214,14 @@ def test_export_reads_back_and_keeps_the_layout(family: str, tmp_path: Path, req
         assert "language_model.model.embed_tokens.weight" in after  # the published name, which vLLM reads
     names = {p.name for p in Path(path).iterdir()}
     assert names == {p.name for p in (tmp_path / "out").iterdir()}
+
+
+@pytest.mark.parametrize("family", ["qwen3_asr", "qwen2_audio", "causal_lm"])
+def test_an_export_names_its_model_class(family: str, request: pytest.FixtureRequest) -> None:
+    """vLLM's server takes a folder without `architectures` for an embedding model."""
+    config = json.loads((Path(request.getfixturevalue(family)) / "config.json").read_text())
+    assert config["architectures"] == {
+        "qwen3_asr": ["Qwen3ASRForConditionalGeneration"],
+        "qwen2_audio": ["Qwen2AudioForConditionalGeneration"],
+        "causal_lm": ["Qwen3ForCausalLM"],
+    }[family]

@@ -31,6 +31,7 @@ def write_folder(model: Any, processor: Any, state: Mapping[str, Tensor], out: s
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     _write_weights(model, state, partial)
+    model.config.architectures = [type(model).__name__]  # servers choose their model class by it
     model.config.save_pretrained(partial)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(partial)
