@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,35 +89,11 @@ def prepare(inputs: Path, name: str) -> tuple[EngineSpec, list[list[Item]]]:
     return spec, batches
 
 
-def whole_model(inputs: Path, spec: EngineSpec) -> Any:
+def make_llm(inputs: Path, way: str, spec: EngineSpec) -> Any:
+    """vLLM as it comes: the whole model for `audio`, its language model alone for `embeds`."""
     from vllm import LLM
 
-    return LLM(
-        model=str(inputs / "model"),
-        dtype={"fp32": "float32", "bf16": "bfloat16"}[spec.dtype],
-        max_model_len=spec.max_model_len,
-        gpu_memory_utilization=OPTIONS.gpu_memory_utilization,
-        enforce_eager=EAGER,
-        generation_config="vllm",
-        logprobs_mode="processed_logprobs",
-        limit_mm_per_prompt={"audio": 1},
-        disable_log_stats=True,
-    )
-
-
-def language_model(spec: EngineSpec) -> Any:
-    """For `embeds`: as vLLM takes them by itself."""
-    import tempfile
-
-    from vllm import LLM
-
-    folder = tempfile.mkdtemp()
-    (Path(folder) / "config.json").write_text(json.dumps(spec.hf_config))
-    return LLM(
-        model=folder,
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        enable_prompt_embeds=True,
+    common = dict(
         dtype={"fp32": "float32", "bf16": "bfloat16"}[spec.dtype],
         max_model_len=spec.max_model_len,
         gpu_memory_utilization=OPTIONS.gpu_memory_utilization,
@@ -125,6 +102,13 @@ def language_model(spec: EngineSpec) -> Any:
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,
     )
+    if way == "audio":
+        return LLM(model=str(inputs / "model"), limit_mm_per_prompt={"audio": 1}, **common)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(spec.hf_config))
+        return LLM(
+            model=folder, load_format="dummy", skip_tokenizer_init=True, enable_prompt_embeds=True, **common
+        )  # fmt: skip
 
 
 def generate(llm: Any, prompts: Sequence[dict], spec: EngineSpec, sampling: Sampling) -> int:
@@ -167,10 +151,8 @@ def main() -> None:
     prepared = {name: prepare(options.inputs, name) for name in ("10s", "30s")}
     torch.cuda.empty_cache()
     spec = prepared["10s"][0]
-    if options.way == "rows":
-        llm = vllm_api.make_llm(spec, OPTIONS, 0)
-    else:
-        llm = language_model(spec) if options.way == "embeds" else whole_model(options.inputs, spec)
+    rows = options.way == "rows"
+    llm = vllm_api.make_llm(spec, OPTIONS, 0) if rows else make_llm(options.inputs, options.way, spec)
     for name, (_, batches) in prepared.items():
         results: dict[str, list[tuple[float, int]]] = {}
         for batch in batches:
