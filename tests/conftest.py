@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +11,29 @@ import torch
 
 from speechrl.data.audio import write_wav
 from speechrl.data.manifest import write_manifest
+from speechrl.models.export import write_folder
+from speechrl.models.load import load_model
 from speechrl.models.tiny import build_causal_lm, build_qwen2_audio, build_qwen3_asr
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 torch.set_num_threads(1)
 
 CHARACTERS = "0123456789 abcdefghijklmnopqrstuvwxyz打开电灯零一二三->"
+
+
+def talkative(model: Path, out: Path, gain: float = 3.0) -> Path:
+    """An export of the model with large random weights: it says different characters about different clips, and surely.
+
+    An untrained model repeats one token, and two tokens may be so close that rounding chooses.
+    """
+    loaded = load_model(str(model))
+    state = loaded.model.state_dict()
+    stream = torch.Generator().manual_seed(0)
+    for name, weight in state.items():
+        if ("language_model.layers" in name and weight.ndim == 2) or "projector" in name or name == "lm_head.weight":
+            weight.copy_(torch.randn(weight.shape, generator=stream) * weight.shape[-1] ** -0.5 * gain)
+    write_folder(loaded.model, loaded.processor, state, out)
+    return out
 
 
 @pytest.fixture(scope="session")

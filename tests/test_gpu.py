@@ -9,13 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from speechrl.data.manifest import read_manifest
 from speechrl.launch import cluster, start_policy, stop
 from speechrl.models.tiny import build_qwen3_asr
-from speechrl.sections import RayOptions
+from speechrl.sections import RayOptions, Vllm
 
-from .conftest import CHARACTERS
+from .conftest import CHARACTERS, talkative
 from .test_e2e import metrics_of, speechrl, train_flags
 from .test_ranks import config_of, groups_of
+from .test_update import make_config, policy_rank
+from .test_vllm import Server, gap, greedy, shake, sync
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
 
@@ -33,8 +36,9 @@ def test_bf16_training_with_a_reference_on_one_gpu(qwen3_asr: str, noise_manifes
 
 def vllm_flags(model: Path, manifest: str, out: Path, steps: int) -> list:
     """Of a run in bf16 on GPUs with vLLM, on a model whose heads its kernels take."""
-    build_qwen3_asr(model, CHARACTERS, width=320, encoder_layers=1, decoder_layers=2)
-    flags = train_flags(str(model), manifest, out, steps)
+    build_qwen3_asr(model / "untrained", CHARACTERS, width=320, encoder_layers=1, decoder_layers=2)
+    talkative(model / "untrained", model / "talkative", gain=1.5)  # an untrained one hides stale weights
+    flags = train_flags(str(model / "talkative"), manifest, out, steps)
     flags[flags.index("cpu")] = "cuda"
     flags[flags.index("fp32")] = "bf16"
     return [
@@ -80,6 +84,39 @@ def test_vllm_and_policy_take_turns_on_one_gpu(
         assert line["gap/abs_mean_nats"] < 0.02
         assert line["time/wake_s"] > 0 and line["time/release_s"] > 0 and line["sync/megabytes"] > 0.5
         assert line["train/grad_norm"] > 0
+
+
+@pytest.mark.vllm
+@needs_vllm
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_colocated_ranks_with_a_reference(noise_manifest: str, tmp_path: Path) -> None:
+    flags = vllm_flags(tmp_path / "model", noise_manifest, tmp_path / "run", 3)
+    speechrl(
+        "train", *flags, "--train.colocate_all", "--actor.num_ranks", "2", "--vllm.num_engines", "2",
+        "--algo.kl.init_coef", "0.05",
+    )  # fmt: skip
+    for line in metrics_of(tmp_path / "run"):
+        assert line["gap/abs_mean_nats"] < 0.02
+        assert line["train/grad_norm"] > 0
+
+
+@pytest.mark.vllm
+@needs_vllm
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_an_engine_cut_over_two_gpus_is_the_policy(noise_manifest: str, tmp_path: Path) -> None:
+    build_qwen3_asr(tmp_path / "model", CHARACTERS, width=320, encoder_layers=1, decoder_layers=2)
+    rank = policy_rank(make_config(str(tmp_path / "model"), noise_manifest))
+    options = Vllm(max_model_len=256, enforce_eager=True, tensor_parallel_size=2, gpu_memory_utilization=0.2)
+    utterances = read_manifest(noise_manifest)[:5]
+    with cluster(RayOptions(), 1, 1):
+        server = Server(rank.engine_spec(options, sleeps=False), options, 0, num_gpus=2)
+        sync(rank, server)
+        assert gap(rank, server, utterances, 1.0) < 1e-3
+        shake(rank, "")
+        sync(rank, server, trained_only=True)
+        assert gap(rank, server, utterances, 0.7) < 1e-3
+        after, native = greedy(rank, server, utterances)
+        assert after == native
 
 
 def run(path: str, num_ranks: int, stage: int, micro: int, out: Path) -> tuple[list[dict], dict]:

@@ -13,17 +13,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-import torch
 
 from speechrl.commands import transcribe
 from speechrl.config import TranscribeConfig
 from speechrl.data.manifest import read_manifest
-from speechrl.models.export import write_folder
-from speechrl.models.load import load_model
 from speechrl.models.tiny import build_qwen3_asr
 from speechrl.ports import free_socket_port
 
-from .conftest import CHARACTERS
+from .conftest import CHARACTERS, talkative
 
 pytestmark = [
     pytest.mark.e2e,
@@ -31,21 +28,6 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM"),
 ]
 NEW_TOKENS = 16
-
-
-def talkative(model: Path, out: Path) -> Path:
-    """An export of the model with large random weights: it says different characters about different clips, and surely.
-
-    An untrained model repeats one token, and two tokens may be so close that rounding chooses.
-    """
-    loaded = load_model(str(model))
-    state = loaded.model.state_dict()
-    stream = torch.Generator().manual_seed(0)
-    for name, weight in state.items():
-        if ("language_model.layers" in name and weight.ndim == 2) or "projector" in name or name == "lm_head.weight":
-            weight.copy_(torch.randn(weight.shape, generator=stream) * weight.shape[-1] ** -0.5 * 3)
-    write_folder(loaded.model, loaded.processor, state, out)
-    return out
 
 
 @contextmanager

@@ -42,8 +42,8 @@ MODELS = {
 class Server:
     """An engine in a Ray actor (vLLM stands one a process), called as if it were here."""
 
-    def __init__(self, *arguments):
-        self.actor = ray.remote(VllmServer).remote(*arguments)
+    def __init__(self, *arguments, num_gpus: int = 0):
+        self.actor = ray.remote(VllmServer).options(num_gpus=num_gpus).remote(*arguments)
 
     def __getattr__(self, method: str):
         return lambda *arguments: ray.get(getattr(self.actor, method).remote(*arguments))
