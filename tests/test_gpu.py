@@ -18,7 +18,7 @@ from .conftest import CHARACTERS, talkative
 from .test_e2e import metrics_of, speechrl, train_flags
 from .test_ranks import config_of, groups_of
 from .test_update import make_config, policy_rank
-from .test_vllm import Server, gap, greedy, shake, sync
+from .test_vllm import Server, check_before_and_after_a_sync
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
 
@@ -107,16 +107,9 @@ def test_an_engine_cut_over_two_gpus_is_the_policy(noise_manifest: str, tmp_path
     build_qwen3_asr(tmp_path / "model", CHARACTERS, width=320, encoder_layers=1, decoder_layers=2)
     rank = policy_rank(make_config(str(tmp_path / "model"), noise_manifest))
     options = Vllm(max_model_len=256, enforce_eager=True, tensor_parallel_size=2, gpu_memory_utilization=0.2)
-    utterances = read_manifest(noise_manifest)[:5]
     with cluster(RayOptions(), 1, 1):
         server = Server(rank.engine_spec(options, sleeps=False), options, 0, num_gpus=2)
-        sync(rank, server)
-        assert gap(rank, server, utterances, 1.0) < 1e-3
-        shake(rank, "")
-        sync(rank, server, trained_only=True)
-        assert gap(rank, server, utterances, 0.7) < 1e-3
-        after, native = greedy(rank, server, utterances)
-        assert after == native
+        check_before_and_after_a_sync(rank, server, read_manifest(noise_manifest)[:5], 1e-3)
 
 
 def run(path: str, num_ranks: int, stage: int, micro: int, out: Path) -> tuple[list[dict], dict]:

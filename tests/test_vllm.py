@@ -177,6 +177,26 @@ def test_a_prompt_that_is_too_long_names_the_utterance(pair) -> None:
         server.generate(Sampling(max_new_tokens=250), rank.engine_inputs(utterances))
 
 
+def check_before_and_after_a_sync(rank: PolicyRank, server: Server, utterances: list[Utterance], limit: float) -> None:
+    """The engine has the rank's log-probs, and its greedy text once its changed weights are sent."""
+    sync(rank, server)
+    assert gap(rank, server, utterances, 1.0) < limit
+    shake(rank, "")
+    sync(rank, server, trained_only=True)
+    assert gap(rank, server, utterances, 0.7) < limit
+    after, native = greedy(rank, server, utterances)
+    assert after == native
+
+
+def test_an_engine_cut_over_two_processes_is_the_policy(ray_cluster: None, noise_manifest: str, tmp_path: Path) -> None:
+    MODELS["qwen3_asr tied"](tmp_path / "model")
+    rank = policy_rank(make_config(str(tmp_path / "model"), noise_manifest))
+    options = OPTIONS.model_copy(update={"tensor_parallel_size": 2})
+    server = Server(rank.engine_spec(options, sleeps=False), options, 0)
+    check_before_and_after_a_sync(rank, server, read_manifest(noise_manifest)[:5], 1e-5)
+    ray.kill(server.actor)
+
+
 def test_names_are_those_of_a_language_models_checkpoint(pair, tmp_path: Path) -> None:
     rank, _, _ = pair
     names = [engine_name(name, rank.family) for name, _ in rank.module.named_parameters()]
