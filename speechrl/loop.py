@@ -41,7 +41,7 @@ def train(config: TrainConfig) -> Path:
         engine = start_engine(config, policy)
         run.claim()
         tracker = Tracker.from_options(config.tracking, run.path, config.model_dump(mode="json"), total_steps)
-        facts = stages.announce(policy.describe()[0])
+        facts = stages.announce(policy.describe()[0], config.train)
         saver = stages.Saver(config, run, policy, loader)
         first_step = saver.resume(tracker)
         for step in range(first_step, total_steps):

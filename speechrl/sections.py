@@ -219,7 +219,13 @@ class Train(Section):
     batch_size: int = Field(default=0, ge=0)
     """Completions per optimiser step, over all ranks; a multiple of G. 0: one step per rollout batch (sft: 32)."""
     micro_batch_size: int = Field(default=16, ge=1)
-    """Rows per forward pass on one rank; never changes the gradient."""
+    """Completions per forward pass on one rank (never less than a group); never changes the gradient."""
+    max_tokens_per_micro_batch: int = Field(default=0, ge=0)
+    """Tokens per forward pass, padding included, instead of --train.micro_batch_size; 0 counts completions."""
+    shared_prefix: bool = True
+    """Compute the prompt of a group once for all its completions; the same gradient for a fraction of the tokens."""
+    packed_attention: Literal["auto", "sdpa", "flex"] = "auto"
+    """Attention over shared prompts: flex skips what is masked (CUDA), sdpa computes it; auto takes flex on CUDA."""
     max_epochs: int = Field(default=1, ge=1)
     """Passes over each rollout batch."""
     num_episodes: int = Field(default=1, ge=1)

@@ -19,6 +19,7 @@ from speechrl.reward.client import RewardClient
 from speechrl.reward.metrics import char_counts, corpus_rate
 from speechrl.reward.plugin import answer_to_scores
 from speechrl.rollout.engine import RolloutEngine, Sampling
+from speechrl.sections import Train
 from speechrl.tracking import Tracker
 from speechrl.training.group import PolicyGroup, RankGroup
 from speechrl.training.run_folder import RunFolder
@@ -102,9 +103,7 @@ def reference_logprobs(
     if reference is None:
         return []
     same_encoder = "encoder" in config.actor.freeze and not config.ref.model_name_or_path
-    return reference.logprobs(
-        groups, config.rollout.temperature, config.train.micro_batch_size, policy if same_encoder else None
-    )
+    return reference.logprobs(groups, config.rollout.temperature, config.train, policy if same_encoder else None)
 
 
 def advantages(
@@ -201,10 +200,12 @@ def show_samples(
     tracker.sample_table(step, groups[:number], scores[:number], shown)
 
 
-def announce(facts: dict) -> dict:
-    """Print what trains, by role; return the facts."""
+def announce(facts: dict, train: Train | None = None) -> dict:
+    """Print what trains, by role, and how; return the facts. train: of a run whose completions share prompts."""
     parts = [f"{role} {trainable:,} of {total:,}" for role, (trainable, total) in facts["parameters"].items()]
     print(f"{facts['family']} on {facts['device']}; trainable parameters: {', '.join(parts)}", flush=True)
+    if train is not None and train.shared_prefix and facts["no_shared_prefix"]:
+        print(f"prompts are repeated for every completion: {facts['no_shared_prefix']}", flush=True)
     return facts
 
 

@@ -15,8 +15,8 @@ from speechrl.data.audio import load_audio, write_wav
 from speechrl.models.export import write_folder
 from speechrl.models.load import encoder_digest, freeze_roles, load_model, role_of
 from speechrl.rollout.engine import Sampling
-from speechrl.sections import Runtime, Selection
-from speechrl.training.batch import Row, collate
+from speechrl.sections import Runtime, Selection, Train
+from speechrl.training.batch import Packing, Row, collate
 from speechrl.training.inference import InferenceRank
 from speechrl.types import AudioRef, Utterance
 
@@ -53,8 +53,15 @@ def hf_inputs(rank: InferenceRank, utterance: Utterance, response: tuple[int, ..
     return inputs
 
 
+@pytest.mark.parametrize(
+    "packing",
+    [Packing(shared_prefix=False), Packing(multiple=8), Packing(one_sequence=True)],
+    ids=["repeated", "shared", "one sequence"],
+)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logprobs_equal_transformers(family: str, utterances: list[Utterance], request: pytest.FixtureRequest) -> None:
+def test_logprobs_equal_transformers(
+    family: str, packing: Packing, utterances: list[Utterance], request: pytest.FixtureRequest
+) -> None:
     """Rows of different lengths in one batch, two responses on the same audio, at three temperatures."""
     path = request.getfixturevalue(family)
     rank, reference = make_rank(path), load_model(path).model
@@ -68,7 +75,8 @@ def test_logprobs_equal_transformers(family: str, utterances: list[Utterance], r
     by_id = {u.id: u for u in utterances}
     for temperature in (0.7, 1.0, 1.3):
         with torch.no_grad():
-            ours_BR, entropy_BR, _ = rank.module(collate(rows, audio, rank.builder.pad_id, "cpu"), temperature, True)
+            batch = collate(rows, audio, rank.builder.pad_id, "cpu", packing)
+            ours_BR, entropy_BR, _ = rank.module(batch, temperature, True)
         for index, row in enumerate(rows):
             with torch.no_grad():
                 logits = reference(**hf_inputs(rank, by_id[row.utterance_id], row.response_ids)).logits[0]
@@ -122,7 +130,7 @@ def test_sampler_logprobs_are_the_trainers(
     for temperature in (0.7, 1.3):
         sampling = Sampling(num_samples=3, temperature=temperature, max_new_tokens=9, batch_size=2, seed=5)
         groups = rank.generate(utterances, sampling)
-        again = rank.logprobs(groups, temperature, micro_batch_size=5)
+        again = rank.logprobs(groups, temperature, Train(micro_batch_size=5))
         for group, values in zip(groups, again, strict=True):
             for rollout, expected in zip(group.rollouts, values, strict=True):
                 assert rollout.logprobs == pytest.approx(expected, abs=2e-5)

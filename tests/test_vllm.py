@@ -100,7 +100,7 @@ def gap(rank: PolicyRank, server: Server, utterances: list[Utterance], temperatu
     sampled = server.generate(sampling, rank.engine_inputs(utterances))
     assert sampled.weights_version == rank.weights_version
     groups = rank.groups_of(sampled.groups, sampled.weights_version)
-    ours = rank.logprobs(groups, temperature or 1.0, 16)
+    ours = rank.logprobs(groups, temperature or 1.0, rank.config.train)
     differences = [
         abs(mine - theirs)
         for group, rows in zip(groups, ours, strict=True)

@@ -2,13 +2,14 @@
 
 A frozen encoder is kept beside the module, not in it: no optimiser, no ZeRO partition and no hook ever touches it.
 
-Shapes: B rows, T tokens, R response tokens, N real response tokens of a batch, V vocabulary, H hidden width,
-U distinct utterances, A audio tokens of one utterance, D encoder width, K CTC units and the blank.
+Shapes: B rows, R response tokens, N real response tokens of a batch, S sequences of T tokens (training/batch.py),
+V vocabulary, H hidden width, U distinct utterances, A audio tokens of one utterance, D encoder width, K CTC units and
+the blank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from speechrl.models.attention import SWITCHING, block_mask, dense_mask
 from speechrl.models.families import Features
 from speechrl.models.load import LoadedModel
+from speechrl.models.logprobs import LogprobHead, scaled_logits
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class PolicyModule(nn.Module):
         self._frozen: list[nn.Module] = []  # a list hides the encoder from parameters() and state_dict()
         if self.family.has_audio and not encoder_trains:
             self._frozen.append(_take_module(self.model, self.family.roles["encoder"][0]))
+        self.head = LogprobHead()
+        self.mask_maker: Callable[[Tensor, Tensor], Any] = dense_mask
         self._banned = torch.tensor(sorted(banned_ids), dtype=torch.long)
         self.ctc_head: nn.Linear | None = None
         if num_ctc_units:
@@ -72,6 +77,11 @@ class PolicyModule(nn.Module):
             return _get_module(self.model, self.family.roles["language_model"][0])
         return self.model.base_model
 
+    def use_flex_attention(self) -> None:
+        """Attend by FlexAttention wherever a batch has several branches, by scaled_dot_product_attention elsewhere."""
+        self.decoder.config._attn_implementation = SWITCHING
+        self.mask_maker = block_mask
+
     def share_frozen_encoder(self, other: PolicyModule) -> None:
         """Use the other module's frozen encoder instead of an own copy."""
         self._frozen = other._frozen
@@ -90,7 +100,10 @@ class PolicyModule(nn.Module):
         return self.family.encode(self.encoder, features)
 
     def embed(self, ids_BT: Tensor, audio: Sequence[Tensor], audio_index: Sequence[int]) -> Tensor:
-        """[B, T, H]: token embeddings with each row's projected audio in the place of its placeholders."""
+        """[B, T, H]: token embeddings with projected audio in the place of the placeholders.
+
+        audio_index: the entry in `audio` of each prompt, in reading order.
+        """
         embeds_BTH = self.model.get_input_embeddings()(ids_BT)
         if not audio:
             return embeds_BTH
@@ -114,10 +127,8 @@ class PolicyModule(nn.Module):
 
     def logprobs_of(self, hidden_NH: Tensor, temperature: float) -> Tensor:
         """[N, V] float32 log-probs of what is sampled from: after the temperature, without banned ids."""
-        logits_NV = self.model.get_output_embeddings()(hidden_NH).float() / temperature
-        if len(self._banned):
-            logits_NV = logits_NV.index_fill(-1, self._banned.to(logits_NV.device), float("-inf"))
-        return logits_NV.log_softmax(-1)
+        logits_NV = self.model.get_output_embeddings()(hidden_NH)
+        return scaled_logits(logits_NV, temperature, self._banned.to(logits_NV.device)).log_softmax(-1)
 
     def forward(
         self, batch: Any, temperature: float = 1.0, with_entropy: bool = False, ctc: CtcTarget | None = None
@@ -131,23 +142,27 @@ class PolicyModule(nn.Module):
         if audio and isinstance(audio[0], Features):
             assert self.family.encode is not None
             audio = self.family.encode(self.encoder, audio)
-        embeds_BTH = self.embed(batch.ids_BT, audio, batch.audio_index)
-        # right padding and causal attention: no real token sees a padded one, so no mask is needed
-        hidden_BTH = self.decoder(inputs_embeds=embeds_BTH, use_cache=False).last_hidden_state
+        mask = None  # right padding and causal attention: no real token sees a padded one
+        if batch.group_ST is not None:
+            mask = self.mask_maker(batch.group_ST, batch.branch_ST)
+        hidden_STH = self.decoder(
+            inputs_embeds=self.embed(batch.ids_ST, audio, batch.audio_index),
+            attention_mask=mask,
+            position_ids=batch.positions_ST,
+            use_cache=False,
+        ).last_hidden_state
         real_BR = batch.mask_BR
-        starts_B = torch.tensor(batch.prompt_lengths, device=hidden_BTH.device) - 1
-        index_BR = starts_B[:, None] + torch.arange(real_BR.shape[1], device=hidden_BTH.device)
-        rows_BR = torch.arange(len(starts_B), device=hidden_BTH.device)[:, None].expand_as(index_BR)
-        logprobs_NV = self.logprobs_of(hidden_BTH[rows_BR[real_BR], index_BR[real_BR]], temperature)
-        chosen_N = logprobs_NV.gather(-1, batch.response_ids_BR[real_BR][:, None])[:, 0]
+        chosen_N, entropy_N = self.head(
+            self.model.get_output_embeddings(),
+            hidden_STH[batch.sequence_N, batch.place_N],
+            batch.response_ids_BR[real_BR],
+            self._banned.to(real_BR.device),
+            temperature,
+            with_entropy,
+        )
         zeros_BR = torch.zeros(real_BR.shape, device=real_BR.device)
-        entropy_BR = zeros_BR
-        if with_entropy:
-            with torch.no_grad():
-                terms_NV = logprobs_NV.exp() * logprobs_NV.masked_fill(logprobs_NV == float("-inf"), 0.0)
-                entropy_BR = zeros_BR.masked_scatter(real_BR, -terms_NV.sum(-1))
         ctc_loss = self._ctc_loss(audio, ctc) if ctc is not None else chosen_N.new_zeros(())
-        return zeros_BR.masked_scatter(real_BR, chosen_N), entropy_BR, ctc_loss
+        return zeros_BR.masked_scatter(real_BR, chosen_N), zeros_BR.masked_scatter(real_BR, entropy_N), ctc_loss
 
     def _ctc_loss(self, audio: Sequence[Tensor], target: CtcTarget) -> Tensor:
         assert self.ctc_head is not None

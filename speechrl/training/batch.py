@@ -1,19 +1,25 @@
-"""Rows of tokens -> padded tensors. The only place that pads.
+"""Rows -> sequences of tokens -> padded tensors. The only place that pads, packs or shares a prompt.
 
-Shapes: B rows, T prompt and response tokens padded right, R response tokens padded right, U distinct utterances of the
-rows, A audio tokens of one utterance, D encoder width.
+Plain: every row is a sequence, [prompt | response]. Shared prefix: the rows of one prompt are one sequence,
+[prompt | response 1 | ... | response G]; a response sees the prompt and itself, and its positions follow the prompt's:
+the numbers are those of G plain sequences, and the prompt is computed once.
+
+Shapes: B rows, R response tokens padded right, S sequences, T tokens of a sequence padded right, N response tokens of
+all rows, U distinct utterances of the rows, A audio tokens of one utterance, D encoder width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from speechrl.models.families import Features
 from speechrl.types import TrainGroup
+
+PADDING = -1  # group of tokens that only fill up a sequence
 
 
 @dataclass(frozen=True)
@@ -35,18 +41,43 @@ class Row:
 
 
 @dataclass(frozen=True)
-class RowBatch:
-    """Padded rows.
+class Packing:
+    """How rows share forward passes. Never changes a number, only its cost.
 
-    ids_BT: prompt then response. response_ids_BR, mask_BR: the responses alone, True on real tokens. prompt_lengths: B.
-    audio: per distinct utterance its encoder output [A, D], or its Features where the encoder trains; empty for text.
-    audio_index: B, the row's entry in `audio`.
+    max_rows: of a micro-batch; rows that share a prompt stay together, so there may be more. max_tokens: of a
+    micro-batch with its padding, instead of max_rows; 0 for none. shared_prefix: see above. one_sequence: put all
+    prompts of a micro-batch behind each other, for attention kernels that skip masked blocks. multiple: sequences are
+    padded to a multiple of this.
     """
 
-    ids_BT: Tensor
+    max_rows: int = 16
+    max_tokens: int = 0
+    shared_prefix: bool = True
+    one_sequence: bool = False
+    multiple: int = 1
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """Rows as tensors.
+
+    ids_ST: the sequences. positions_ST, group_ST, branch_ST: None where every sequence is one row. Otherwise a token's
+    position, the number of its prompt in the batch (PADDING for none) and 0 in a prompt, i in its i-th response.
+    sequence_N, place_N: where the token that predicts each response token lies, row after row.
+    response_ids_BR, mask_BR: the responses alone, True on real tokens. num_tokens: real tokens of all sequences.
+    audio: per distinct utterance its encoder output [A, D], or its Features where the encoder trains; empty for text.
+    audio_index: the entry in `audio` of each prompt, in the order in which prompts lie in the sequences.
+    """
+
+    ids_ST: Tensor
+    positions_ST: Tensor | None
+    group_ST: Tensor | None
+    branch_ST: Tensor | None
+    sequence_N: Tensor
+    place_N: Tensor
     response_ids_BR: Tensor
     mask_BR: Tensor
-    prompt_lengths: tuple[int, ...]
+    num_tokens: int
     audio: tuple[Tensor | Features, ...] = ()
     audio_index: tuple[int, ...] = ()
 
@@ -70,31 +101,116 @@ def rows_of(groups: Sequence[TrainGroup]) -> list[Row]:
     return [row for row in rows if row.weight] or rows[:1]
 
 
-def micro_batches(rows: Sequence[Row], size: int) -> list[list[Row]]:
-    """Rows of similar length together, so that little is padded. The order never changes the gradient."""
-    ordered = sorted(rows, key=lambda row: (len(row.prompt_ids) + len(row.response_ids), row.utterance_id))
-    return [list(ordered[start : start + size]) for start in range(0, len(ordered), size)]
+# --- micro-batches --------------------------------------------------------------------------------------------------
+
+Bundle = list[Row]  # rows that share one prompt in a sequence; a single row without a shared prefix
+
+
+def micro_batches(rows: Sequence[Row], packing: Packing) -> list[list[Row]]:
+    """Rows of similar cost together, so that little is padded. The order never changes the gradient."""
+    bundles = sorted(_bundles(rows, packing.shared_prefix), key=lambda item: (num_tokens(item), item[0].utterance_id))
+    batches: list[list[Bundle]] = []
+    for bundle in bundles:
+        if batches and _fits([*batches[-1], bundle], packing):
+            batches[-1].append(bundle)
+        else:
+            batches.append([bundle])
+    return [[row for bundle in batch for row in bundle] for batch in batches]
+
+
+def num_tokens(bundle: Bundle) -> int:
+    """Tokens of the sequence that these rows of one prompt make."""
+    return len(bundle[0].prompt_ids) + sum(len(row.response_ids) for row in bundle)
+
+
+def _bundles(rows: Sequence[Row], shared_prefix: bool) -> list[Bundle]:
+    if not shared_prefix:
+        return [[row] for row in rows]
+    found: dict[tuple, Bundle] = {}
+    for row in rows:
+        found.setdefault((row.utterance_id, row.prompt_ids), []).append(row)
+    return list(found.values())
+
+
+def _fits(batch: list[Bundle], packing: Packing) -> bool:
+    if not packing.max_tokens:
+        return sum(map(len, batch)) <= packing.max_rows
+    sizes = list(map(num_tokens, batch))
+    total = sum(sizes) if packing.one_sequence else max(sizes) * len(sizes)
+    return total <= packing.max_tokens
+
+
+# --- tensors --------------------------------------------------------------------------------------------------------
 
 
 def collate(
-    rows: Sequence[Row], audio: Mapping[str, Tensor | Features], pad_id: int, device: torch.device | str
+    rows: Sequence[Row],
+    audio: Mapping[str, Tensor | Features],
+    pad_id: int,
+    device: torch.device | str,
+    packing: Packing,
 ) -> RowBatch:
-    """Pad rows to tensors on `device`. `audio` maps utterance ids to encoder outputs or features; empty for text."""
+    """Rows as tensors on `device`. `audio` maps utterance ids to encoder outputs or features; empty for text."""
+    bundles = _bundles(rows, packing.shared_prefix)
+    sequences = [_Sequence() for _ in (bundles[:1] if packing.one_sequence else bundles)]
+    places: dict[int, list[tuple[int, int]]] = {}  # by the row's identity
+    for group, bundle in enumerate(bundles):
+        index = 0 if packing.one_sequence else group
+        places.update(sequences[index].add(bundle, group, index))
+    where = torch.tensor([place for row in rows for place in places[id(row)]], dtype=torch.long).view(-1, 2).to(device)
     ids = list(dict.fromkeys(row.utterance_id for row in rows)) if audio else []
     position = {utterance_id: index for index, utterance_id in enumerate(ids)}
+
+    def padded(name: str, value: int) -> Tensor:
+        return pad([getattr(item, name) for item in sequences], value, torch.long, packing.multiple).to(device)
+
+    branched = packing.shared_prefix or packing.one_sequence
     return RowBatch(
-        ids_BT=pad([row.prompt_ids + row.response_ids for row in rows], pad_id, torch.long).to(device),
+        ids_ST=padded("ids", pad_id),
+        positions_ST=padded("positions", 0) if branched else None,
+        group_ST=padded("groups", PADDING) if branched else None,
+        branch_ST=padded("branches", 0) if branched else None,
+        sequence_N=where[:, 0],
+        place_N=where[:, 1],
         response_ids_BR=pad([row.response_ids for row in rows], pad_id, torch.long).to(device),
         mask_BR=pad([[1] * len(row.response_ids) for row in rows], 0, torch.bool).to(device),
-        prompt_lengths=tuple(len(row.prompt_ids) for row in rows),
+        num_tokens=sum(map(num_tokens, bundles)),
         audio=tuple(audio[utterance_id] for utterance_id in ids),
-        audio_index=tuple(position[row.utterance_id] for row in rows) if audio else (),
+        audio_index=tuple(position[bundle[0].utterance_id] for bundle in bundles) if audio else (),
     )
 
 
-def pad(sequences: Sequence[Sequence[float]], value: float, dtype: torch.dtype, left: bool = False) -> Tensor:
-    """[B, longest]: sequences padded with `value` on the right, or on the left."""
-    width = max(len(sequence) for sequence in sequences)
+@dataclass
+class _Sequence:
+    """A sequence in the making: one entry of each list per token."""
+
+    ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)
+    branches: list[int] = field(default_factory=list)
+
+    def add(self, bundle: Bundle, group: int, index: int) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+        """Append a prompt and its responses. Yields each row's identity and (sequence, place) of its predictors."""
+        prompt = bundle[0].prompt_ids
+        self._extend(prompt, 0, group, 0)
+        last = len(self.ids) - 1  # predicts the first token of every response
+        for branch, row in enumerate(bundle, start=1):
+            start = len(self.ids)
+            self._extend(row.response_ids, len(prompt), group, branch)
+            yield id(row), [(index, place) for place in (last, *range(start, len(self.ids) - 1))]
+
+    def _extend(self, ids: Sequence[int], position: int, group: int, branch: int) -> None:
+        self.ids += ids
+        self.positions += range(position, position + len(ids))
+        self.groups += [group] * len(ids)
+        self.branches += [branch] * len(ids)
+
+
+def pad(
+    sequences: Sequence[Sequence[float]], value: float, dtype: torch.dtype, multiple: int = 1, left: bool = False
+) -> Tensor:
+    """[B, longest, rounded up to a multiple]: sequences padded with `value` on the right, or on the left."""
+    width = -(-max(len(sequence) for sequence in sequences) // multiple) * multiple
     out = torch.full((len(sequences), width), value, dtype=dtype)
     for row, sequence in enumerate(sequences):
         if len(sequence):

@@ -8,6 +8,7 @@ from typing import Any
 import ray
 
 from speechrl.rollout.engine import Sampling
+from speechrl.sections import Train
 from speechrl.types import Group, TrainGroup, Utterance
 
 
@@ -52,7 +53,7 @@ class RankGroup:
         return groups
 
     def logprobs(
-        self, groups: Sequence[Group], temperature: float, micro_batch_size: int, policy: PolicyGroup | None = None
+        self, groups: Sequence[Group], temperature: float, options: Train, policy: PolicyGroup | None = None
     ) -> list[list[list[float]]]:
         """[P][G][T] log-probs of the rollouts under these ranks' weights.
 
@@ -69,8 +70,7 @@ class RankGroup:
             ]
             ray.get([rank.take_encoder_outputs.remote(output) for rank in self.ranks for output in outputs])
         shares = [
-            rank.logprobs.remote(list(groups[i::size]), temperature, micro_batch_size)
-            for i, rank in enumerate(self.ranks)
+            rank.logprobs.remote(list(groups[i::size]), temperature, options) for i, rank in enumerate(self.ranks)
         ]
         answers: list[Any] = [None] * len(groups)
         for index, share in enumerate(ray.get(shares)):

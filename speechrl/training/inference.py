@@ -13,14 +13,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from speechrl.models.families import Features
+from speechrl.models.attention import FLEX_BLOCK
+from speechrl.models.families import Features, why_not_shared_prefix
 from speechrl.models.load import encoder_digest, freeze_roles, load_model
 from speechrl.models.policy import PolicyModule
 from speechrl.models.prompts import Prepared, PromptBuilder
 from speechrl.rollout.engine import Completion, EngineInput, Sampling, Share
 from speechrl.rollout.native import sample
-from speechrl.sections import Role, Runtime, Selection
-from speechrl.training.batch import collate, micro_batches, rows_of
+from speechrl.sections import Role, Runtime, Selection, Train
+from speechrl.training.batch import Packing, collate, micro_batches, rows_of
 from speechrl.types import Group, Prompt, Rollout, TrainGroup, Utterance
 
 ENCODE_BATCH = 16  # utterances a forward pass of the encoder takes
@@ -53,6 +54,7 @@ class InferenceRank:
         self.builder = PromptBuilder(self.loaded, data.instruction, data.force_language)
         self.module = PolicyModule(self.loaded, self.builder.banned_ids, "encoder" not in freeze, num_ctc_units)
         self.family = self.loaded.family
+        self.no_shared_prefix = why_not_shared_prefix(self.loaded.model.config, self.family)
         self.weights_version = 0
         self._encoded: dict[str, Tensor] = {}  # utterance id -> encoder output [A, D]
         self.num_encoder_passes = 0
@@ -140,8 +142,18 @@ class InferenceRank:
 
     # --- log-probs --------------------------------------------------------------------------------------------------
 
+    def packing(self, options: Train) -> Packing:
+        """How completions of a prompt are laid out for this model on this device."""
+        shared = options.shared_prefix and not self.no_shared_prefix
+        cuda = self.device.type == "cuda"
+        flex = shared and (options.packed_attention == "flex" or (options.packed_attention == "auto" and cuda))
+        if flex:
+            self.module.use_flex_attention()
+        multiple = FLEX_BLOCK if flex else 8 if cuda else 1
+        return Packing(options.micro_batch_size, options.max_tokens_per_micro_batch, shared, flex, multiple)
+
     @torch.no_grad()
-    def logprobs(self, groups: Sequence[Group], temperature: float, micro_batch_size: int) -> list[list[list[float]]]:
+    def logprobs(self, groups: Sequence[Group], temperature: float, options: Train) -> list[list[list[float]]]:
         """[P][G][T]: log-probs of every rollout's tokens under this rank's weights."""
         rows = rows_of([TrainGroup(group, (0.0,) * len(group.rollouts)) for group in groups])
         utterances = [group.utterance for group in groups]
@@ -149,8 +161,9 @@ class InferenceRank:
         self.encode(self.prepare([utterance for utterance in utterances if utterance.id not in self._encoded]))
         audio = {utterance.id: self._encoded[utterance.id] for utterance in utterances} if self._encoded else {}
         values_of: dict[int, list[float]] = {}  # by the row's identity: micro-batches mix rows of several groups
-        for batch_rows in micro_batches(rows, micro_batch_size):
-            batch = collate(batch_rows, audio, self.builder.pad_id, self.device)
+        packing = self.packing(options)
+        for batch_rows in micro_batches(rows, packing):
+            batch = collate(batch_rows, audio, self.builder.pad_id, self.device, packing)
             logprobs_BR, _, _ = self.module(batch, temperature)
             for row, values in zip(batch_rows, logprobs_BR.tolist(), strict=True):
                 values_of[id(row)] = values[: len(row.response_ids)]
@@ -166,6 +179,7 @@ class InferenceRank:
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
             "parameters": self.parameter_counts,
             "encoder_digest": self.encoder_digest(),
+            "no_shared_prefix": self.no_shared_prefix,
         }
 
     def encoder_digest(self) -> str:

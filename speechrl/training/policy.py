@@ -32,7 +32,7 @@ from speechrl.rollout import vllm_api
 from speechrl.rollout.engine import Completion, EngineSpec
 from speechrl.sections import Vllm
 from speechrl.training import deepspeed_engine
-from speechrl.training.batch import Row, collate, micro_batches, pad, rows_of
+from speechrl.training.batch import Packing, Row, collate, micro_batches, pad, rows_of
 from speechrl.training.inference import InferenceRank, pick_device
 from speechrl.training.weight_sync import TRANSFERS, Route, buckets, engine_config
 from speechrl.types import Group, Prompt, TrainGroup, Utterance
@@ -100,11 +100,15 @@ class PolicyRank(InferenceRank):
         for _ in range(config.train.max_epochs):
             for rows in steps:
                 norms.append(self._update_once(rows, audio, learning_rate, meter))
-        return _policy_metrics(meter.over_ranks(self.device), num_steps=len(norms)) | _peak_memory(self.device) | {
-            "train/grad_norm": float(np.mean(norms)),
-            "train/learning_rate": learning_rate,
-            "train/optimizer_steps": float(self.weights_version),
-        }
+        return (
+            _policy_metrics(meter.over_ranks(self.device), num_steps=len(norms))
+            | _peak_memory(self.device)
+            | {
+                "train/grad_norm": float(np.mean(norms)),
+                "train/learning_rate": learning_rate,
+                "train/optimizer_steps": float(self.weights_version),
+            }
+        )
 
     def _update_once(self, rows: list[Row], audio: Audio, learning_rate: float, meter: Meter) -> float:
         config = self.config
@@ -116,7 +120,7 @@ class PolicyRank(InferenceRank):
         totals = count.over_ranks(self.device)
         losses = [
             partial(self._policy_loss, batch_rows, audio, totals, meter)
-            for batch_rows in self._in_step(rows, config.train.micro_batch_size)
+            for batch_rows in self._in_step(rows, self.packing(config.train))
         ]
         norm = deepspeed_engine.step(self.engine, losses, learning_rate)
         if not np.isfinite(norm):
@@ -133,7 +137,7 @@ class PolicyRank(InferenceRank):
         config = self.config
         assert isinstance(config, TrainConfig)
         algo, clip = config.algo, config.actor.eps_clip_low_high
-        batch = collate(rows, audio, self.builder.pad_id, self.device)
+        batch = collate(rows, audio, self.builder.pad_id, self.device, self.packing(config.train))
         logprobs_BR, entropy_BR, _ = self.engine(batch, config.rollout.temperature, with_entropy=True)
         trained_B = torch.tensor([row.weight > 0 for row in rows], device=self.device)
         mask_BR = batch.mask_BR & trained_B[:, None]
@@ -163,8 +167,8 @@ class PolicyRank(InferenceRank):
             ratio=float(policy.ratio_sum),
             corrected=float(touched),
             entropy=float((entropy_BR * mask_BR).sum()),
-            slots=float(batch.ids_BT.numel()),
-            filled=float(sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)),
+            slots=float(batch.ids_ST.numel()),
+            filled=float(batch.num_tokens),
         )
         return loss
 
@@ -174,8 +178,9 @@ class PolicyRank(InferenceRank):
         config = self.config
         assert isinstance(config, TrainConfig)
         done = []
-        for batch_rows in self._in_step(rows, config.train.micro_batch_size):
-            batch = collate(batch_rows, audio, self.builder.pad_id, self.device)
+        packing = self.packing(config.train)
+        for batch_rows in self._in_step(rows, packing):
+            batch = collate(batch_rows, audio, self.builder.pad_id, self.device, packing)
             logprobs_BR, _, _ = self.engine(batch, config.rollout.temperature)
             if not batch_rows[0].weight:
                 continue  # only kept the ranks in step
@@ -200,13 +205,14 @@ class PolicyRank(InferenceRank):
         rows = self._label_rows(utterances)
         audio = self._audio_of(utterances)
         by_id = {utterance.id: utterance for utterance in utterances}
+        packing = replace(self.packing(config.train), shared_prefix=False, one_sequence=False)  # one answer a prompt
         meter, count = Meter(), Meter()
         count.add(tokens=sum(len(row.response_ids) for row in rows))
         count.add(units=sum(len(self._units(utterance)) for utterance in utterances))
         totals = count.over_ranks(self.device)
 
         def loss_of(batch_rows: list[Row]) -> Tensor:
-            batch = collate(batch_rows, audio, self.builder.pad_id, self.device)
+            batch = collate(batch_rows, audio, self.builder.pad_id, self.device, packing)
             ids = dict.fromkeys(row.utterance_id for row in batch_rows)
             target = CtcTarget(tuple(self._units(by_id[key]) for key in ids)) if self.ctc_units else None
             logprobs_BR, _, ctc_sum = self.engine(batch, ctc=target)
@@ -217,7 +223,7 @@ class PolicyRank(InferenceRank):
             nll = nll_sum / totals["tokens"] * (0.0 if ctc_only else 1.0)
             return nll + real * config.sft.ctc_weight * ctc_sum / max(totals["units"], 1.0)
 
-        losses = [partial(loss_of, batch) for batch in self._in_step(rows, config.train.micro_batch_size)]
+        losses = [partial(loss_of, batch) for batch in self._in_step(rows, packing)]
         norm = deepspeed_engine.step(self.engine, losses, learning_rate)
         if not np.isfinite(norm) or norm == 0.0:
             raise FloatingPointError(f"the gradient norm is {norm} at optimiser step {self.weights_version}")
@@ -251,9 +257,9 @@ class PolicyRank(InferenceRank):
             return dict(self.encode(prepared))
         return {item.prompt.utterance.id: item.features for item in prepared if item.features is not None}
 
-    def _in_step(self, rows: list[Row], size: int) -> list[list[Row]]:
+    def _in_step(self, rows: list[Row], packing: Packing) -> list[list[Row]]:
         """Micro-batches, as many on every rank: a rank with fewer repeats a row that counts nothing."""
-        batches = micro_batches(rows, size)
+        batches = micro_batches(rows, packing)
         most = torch.tensor(len(batches), device=self.device)
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
         idle = [replace(rows[0], weight=0.0, advantage=0.0)]
@@ -307,9 +313,7 @@ class PolicyRank(InferenceRank):
         """The NCCL group in which rank 0 sends weights to engines."""
         self._sync_group = vllm_api.open_group(address, port, world_size)
 
-    def send_weights(
-        self, engines: Sequence[Any], trained_only: bool, options: Vllm, transfer: str
-    ) -> tuple[int, int]:
+    def send_weights(self, engines: Sequence[Any], trained_only: bool, options: Vllm, transfer: str) -> tuple[int, int]:
         """The language model's weights to engines that have started an update: rank 0 sends, all gather.
 
         Returns (version, bytes). Raises TimeoutError after --vllm.sync_timeout_s.
@@ -400,6 +404,7 @@ def _policy_metrics(sums: dict[str, float], num_steps: int) -> dict[str, float]:
         "train/clip_fraction": sums["clipped"] / tokens,
         "train/ratio_mean": sums["ratio"] / tokens,
         "train/corrected_share": sums["corrected"] / tokens,
+        "train/sequence_tokens": sums["filled"] / num_steps,
         "train/padding_share": 1.0 - sums["filled"] / max(sums["slots"], 1.0),
     }
     if "kl" in sums:

@@ -1,0 +1,59 @@
+"""Which token attends to which where sequences share a prompt or hold several, for each attention kernel.
+
+Shapes: S sequences, T tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.flex_attention import flex_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+FLEX_BLOCK = 128  # tokens; FlexAttention skips whole blocks of the mask
+SWITCHING = "speechrl_switching"  # our row in transformers' table of attention kernels
+
+
+def dense_mask(group_ST: Tensor, branch_ST: Tensor) -> Tensor:
+    """[S, 1, T, T], True where the query (third index) attends to the key (fourth): for scaled_dot_product_attention.
+
+    A token sees what lies before it in its own prompt (branch 0) and its own response. Padding sees padding, because a
+    row without any True has no softmax.
+    """
+    length = group_ST.shape[1]
+    causal_TT = torch.ones(length, length, dtype=torch.bool, device=group_ST.device).tril()
+    same_group = group_ST[:, :, None] == group_ST[:, None, :]
+    visible = (branch_ST[:, None, :] == 0) | (branch_ST[:, :, None] == branch_ST[:, None, :])
+    return (causal_TT & same_group & visible)[:, None]
+
+
+def block_mask(group_ST: Tensor, branch_ST: Tensor) -> Any:
+    """The same as a BlockMask, for FlexAttention."""
+
+    def sees(sequence: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        branch_k = branch_ST[sequence, key]
+        return (
+            (query >= key)
+            & (group_ST[sequence, query] == group_ST[sequence, key])
+            & ((branch_k == 0) | (branch_ST[sequence, query] == branch_k))
+        )
+
+    size, length = group_ST.shape
+    return create_block_mask(sees, size, None, length, length, device=group_ST.device, BLOCK_SIZE=FLEX_BLOCK)
+
+
+def switching_attention(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """FlexAttention where the mask is a BlockMask, scaled_dot_product_attention elsewhere: one module does both."""
+    kernel = flex_attention_forward if isinstance(attention_mask, BlockMask) else sdpa_attention_forward
+    return kernel(module, query, key, value, attention_mask, **options)
+
+
+AttentionInterface.register(SWITCHING, switching_attention)
+AttentionMaskInterface.register(SWITCHING, sdpa_mask)

@@ -1,0 +1,151 @@
+"""A group as one sequence: its layout by hand, and the same update as with a prompt for every completion."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_mask
+from transformers import Qwen2Config, Qwen3Config
+
+from speechrl.data.manifest import write_manifest
+from speechrl.models import logprobs
+from speechrl.models.attention import block_mask, dense_mask
+from speechrl.models.families import FAMILIES, why_not_shared_prefix
+from speechrl.models.logprobs import ChosenLogprobs
+from speechrl.sections import Algo, Kl
+from speechrl.training.batch import PADDING, Packing, Row, collate, micro_batches
+
+from .test_update import assert_equal, make_config, sampled, updated
+
+ROWS = [Row("a", (1, 2), (3,)), Row("b", (9,), (8, 7)), Row("a", (1, 2), (4, 5))]
+
+
+def test_layout_of_two_prompts() -> None:
+    batch = collate(ROWS, {}, 0, "cpu", Packing())
+    assert batch.ids_ST.tolist() == [[1, 2, 3, 4, 5], [9, 8, 7, 0, 0]]
+    assert batch.positions_ST.tolist() == [[0, 1, 2, 2, 3], [0, 1, 2, 0, 0]]
+    assert batch.group_ST.tolist() == [[0] * 5, [1, 1, 1, PADDING, PADDING]]
+    assert batch.branch_ST.tolist() == [[0, 0, 1, 2, 2], [0, 1, 1, 0, 0]]
+    # row after row: 3 is said after 2; 8 after 9, 7 after 8; 4 after 2, 5 after 4
+    assert list(zip(batch.sequence_N.tolist(), batch.place_N.tolist(), strict=True)) == [
+        (0, 1), (1, 0), (1, 1), (0, 1), (0, 3),
+    ]  # fmt: skip
+    assert batch.num_tokens == 8
+
+
+def test_layout_in_one_sequence_and_repeated() -> None:
+    one = collate(ROWS, {}, 0, "cpu", Packing(one_sequence=True, multiple=4))
+    assert one.ids_ST.tolist() == [[1, 2, 3, 4, 5, 9, 8, 7]]
+    assert one.group_ST.tolist() == [[0] * 5 + [1] * 3]
+    assert one.place_N.tolist() == [1, 5, 6, 1, 3]
+    plain = collate(ROWS, {}, 0, "cpu", Packing(shared_prefix=False))
+    assert plain.ids_ST.tolist() == [[1, 2, 3, 0], [9, 8, 7, 0], [1, 2, 4, 5]]
+    assert plain.group_ST is None and plain.num_tokens == 10
+
+
+def test_masks_by_hand() -> None:
+    group_ST = torch.tensor([[0, 0, 0, 0, 1, PADDING]])
+    branch_ST = torch.tensor([[0, 1, 1, 2, 0, 0]])
+    expected = [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [1, 0, 0, 1, 0, 0],  # the second response does not see the first
+        [0, 0, 0, 0, 1, 0],
+        [0, 0, 0, 0, 0, 1],
+    ]
+    assert dense_mask(group_ST, branch_ST).int().tolist() == [[expected]]
+    blocks = block_mask(group_ST, branch_ST)
+    assert create_mask(blocks.mask_mod, 1, 1, 6, 6, device="cpu").int().tolist() == [[expected]]
+
+
+def test_micro_batches_by_rows_and_by_tokens() -> None:
+    def sizes(packing: Packing) -> list[list[tuple[str, int]]]:
+        return [[(row.utterance_id, len(row.response_ids)) for row in batch] for batch in micro_batches(ROWS, packing)]
+
+    assert sizes(Packing(max_rows=2)) == [[("b", 2)], [("a", 1), ("a", 2)]]
+    assert sizes(Packing(max_rows=1)) == [[("b", 2)], [("a", 1), ("a", 2)]]  # a shared prompt is not cut
+    assert sizes(Packing(max_rows=3)) == [[("b", 2), ("a", 1), ("a", 2)]]
+    assert sizes(Packing(max_tokens=10)) == [[("b", 2), ("a", 1), ("a", 2)]]  # 2 sequences of 5
+    assert sizes(Packing(max_tokens=9)) == [[("b", 2)], [("a", 1), ("a", 2)]]
+    assert len(sizes(Packing(max_tokens=8, one_sequence=True))) == 1  # 3 + 5, no padding
+    assert sizes(Packing(max_rows=2, shared_prefix=False)) == [[("a", 1), ("b", 2)], [("a", 2)]]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+@pytest.mark.parametrize("biased", [False, True])
+def test_chunked_logprobs_equal_log_softmax(temperature: float, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logprobs, "LOGITS_AT_ONCE", 3 * 11)  # chunks of 3 of the 7 tokens
+    stream = torch.Generator().manual_seed(0)
+    hidden_NH, weight_VH, bias_V, grad_N = (
+        torch.randn(shape, generator=stream) for shape in ((7, 5), (11, 5), (11,), (7,))
+    )
+    targets_N, banned = torch.tensor([0, 3, 9, 3, 10, 1, 7]), torch.tensor([2, 5])
+    wanted = [item.requires_grad_() for item in (hidden_NH, weight_VH, *([bias_V] if biased else []))]
+    ours_N, entropy_N = ChosenLogprobs.apply(
+        hidden_NH, weight_VH, bias_V if biased else None, targets_N, banned, temperature, True
+    )
+    logits_NV = torch.nn.functional.linear(hidden_NH, weight_VH, bias_V if biased else None) / temperature
+    all_NV = logits_NV.index_fill(1, banned, float("-inf")).log_softmax(-1)
+    plain_N = all_NV.gather(1, targets_N[:, None])[:, 0]
+    assert torch.allclose(ours_N, plain_N, atol=1e-6)
+    assert torch.allclose(entropy_N, torch.distributions.Categorical(logits=all_NV).entropy(), atol=1e-6)
+    for mine, theirs in zip(
+        torch.autograd.grad(ours_N, wanted, grad_N), torch.autograd.grad(plain_N, wanted, grad_N), strict=True
+    ):
+        assert torch.allclose(mine, theirs, atol=1e-6) and theirs.abs().max() > 0.1
+
+
+@pytest.fixture(scope="module")
+def text_manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("text") / "text.jsonl"
+    write_manifest(path, [{"id": f"t{i}", "prompt": f"{'ab' * i} ->", "text": "a"} for i in range(1, 9)])
+    return str(path)
+
+
+@pytest.mark.parametrize("family", ["qwen3_asr", "qwen2_audio", "causal_lm"])
+@pytest.mark.parametrize("options", [{"micro_batch_size": 16}, {"max_tokens_per_micro_batch": 200, "max_epochs": 2}])
+def test_the_update_equals_that_of_repeated_prompts(
+    family: str, options: dict, noise_manifest: str, text_manifest: str, request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(family)
+    manifest = text_manifest if family == "causal_lm" else noise_manifest
+    groups = sampled(path, manifest)
+    groups[0] = replace(groups[0], advantages=(None, *groups[0].advantages[1:]))
+    algo = Algo(kl=Kl(init_coef=0.1))
+    shared = updated(make_config(path, manifest, algo=algo, **options), groups, steps=2)
+    repeated = updated(make_config(path, manifest, algo=algo, shared_prefix=False, **options), groups, steps=2)
+    assert_equal(shared, repeated)
+    assert shared[0]["train/grad_norm"] > 0
+    assert shared[0]["train/sequence_tokens"] < 0.5 * repeated[0]["train/sequence_tokens"]
+
+
+def test_shared_prompts_with_gradient_checkpointing(qwen3_asr: str, noise_manifest: str) -> None:
+    groups = sampled(qwen3_asr, noise_manifest)
+    config = make_config(qwen3_asr, noise_manifest)
+    saving = config.model_copy(update={"actor": config.actor.model_copy(update={"gradient_checkpointing": True})})
+    repeated = make_config(qwen3_asr, noise_manifest, shared_prefix=False)
+    assert_equal(updated(saving, groups), updated(repeated, groups))
+
+
+def test_a_group_costs_its_prompt_once_and_its_responses(qwen3_asr: str, noise_manifest: str) -> None:
+    groups = sampled(qwen3_asr, noise_manifest)
+    metrics, _ = updated(make_config(qwen3_asr, noise_manifest, micro_batch_size=4), groups)
+    expected = sum(
+        len(item.group.prompt.token_ids) + sum(len(rollout.token_ids) for rollout in item.group.rollouts)
+        for item in groups
+    )
+    assert metrics["train/sequence_tokens"] == expected
+    assert metrics["train/padding_share"] == 0  # one group a micro-batch
+
+
+def test_models_that_attend_otherwise_repeat_the_prompt() -> None:
+    family = FAMILIES["causal_lm"]
+    plain = Qwen3Config(attn_implementation="sdpa")
+    assert why_not_shared_prefix(plain, family) == ""
+    sliding = Qwen2Config(use_sliding_window=True, sliding_window=8, max_window_layers=1, attn_implementation="sdpa")
+    assert "sliding_attention" in why_not_shared_prefix(sliding, family)
+    assert "no mask of ours" in why_not_shared_prefix(Qwen3Config(attn_implementation="flash_attention_2"), family)
+    assert "positions of its own" in why_not_shared_prefix(plain, replace(family, shared_prefix=False))
