@@ -79,7 +79,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.small:
-        build_qwen3_asr(options.out / "model", "abcdefgh ", width=160, encoder_layers=1, decoder_layers=2)
+        build_qwen3_asr(options.out / "model", "abcdefgh ", width=320, encoder_layers=1, decoder_layers=6)
     else:
         write_big_model(options.out / "model")
     for seconds, per_step in ((10, 64), (30, 32)):

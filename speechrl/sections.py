@@ -64,6 +64,8 @@ class Actor(Runtime):
     """Ratios are clipped to [1 - low, 1 + high]."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
+    use_liger_kernel: bool = False
+    """Liger's fused RMSNorm, RoPE and SwiGLU in the language model (CUDA; needs the package liger-kernel)."""
 
 
 class Ref(Section):

@@ -105,7 +105,8 @@ def test_two_colocated_ranks_with_a_reference(noise_manifest: str, tmp_path: Pat
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_an_engine_cut_over_two_gpus_is_the_policy(noise_manifest: str, tmp_path: Path) -> None:
     build_qwen3_asr(tmp_path / "model", CHARACTERS, width=320, encoder_layers=1, decoder_layers=2)
-    rank = policy_rank(make_config(str(tmp_path / "model"), noise_manifest))
+    config = make_config(str(tmp_path / "model"), noise_manifest)
+    rank = policy_rank(config.model_copy(update={"actor": config.actor.model_copy(update={"device": "cuda"})}))
     options = Vllm(max_model_len=256, enforce_eager=True, tensor_parallel_size=2, gpu_memory_utilization=0.2)
     with cluster(RayOptions(), 1, 1):
         server = Server(rank.engine_spec(options, sleeps=False), options, 0, num_gpus=2)

@@ -13,7 +13,7 @@ from speechrl.data.manifest import write_manifest
 from speechrl.models import logprobs
 from speechrl.models.attention import block_mask, dense_mask
 from speechrl.models.families import FAMILIES, why_not_shared_prefix
-from speechrl.models.logprobs import ChosenLogprobs
+from speechrl.models.logprobs import ChosenLogprobs, Softmax
 from speechrl.sections import Algo, Kl
 from speechrl.training.batch import PADDING, Packing, Row, collate, micro_batches
 
@@ -85,7 +85,7 @@ def test_chunked_logprobs_equal_log_softmax(temperature: float, biased: bool, mo
     targets_N, banned = torch.tensor([0, 3, 9, 3, 10, 1, 7]), torch.tensor([2, 5])
     wanted = [item.requires_grad_() for item in (hidden_NH, weight_VH, *([bias_V] if biased else []))]
     ours_N, entropy_N = ChosenLogprobs.apply(
-        hidden_NH, weight_VH, bias_V if biased else None, targets_N, banned, temperature, True
+        hidden_NH, weight_VH, bias_V if biased else None, targets_N, Softmax(temperature, banned, True)
     )
     logits_NV = torch.nn.functional.linear(hidden_NH, weight_VH, bias_V if biased else None) / temperature
     all_NV = logits_NV.index_fill(1, banned, float("-inf")).log_softmax(-1)

@@ -161,3 +161,18 @@ def encoder_digest(encoder: nn.Module) -> str:
 def as_bytes(tensor: Tensor) -> bytes:
     """The raw bytes of a tensor of any dtype."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def use_liger_kernels(decoder: Any) -> None:
+    """Replace RMSNorm, RoPE and SwiGLU of a language model by Liger's fused kernels (CUDA).
+
+    Raises ValueError when liger-kernel is missing or has none for this architecture.
+    """
+    try:
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+    except ImportError as error:
+        raise ValueError(f"--actor.use_liger_kernel: the package liger-kernel can't be imported: {error}") from error
+    apply = MODEL_TYPE_TO_APPLY_LIGER_FN.get(decoder.config.model_type)
+    if apply is None:
+        raise ValueError(f"--actor.use_liger_kernel: liger-kernel has no kernels for {decoder.config.model_type}")
+    apply(model=decoder, cross_entropy=False, fused_linear_cross_entropy=False)

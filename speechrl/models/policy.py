@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from speechrl.models.attention import SWITCHING, block_mask, dense_mask
 from speechrl.models.families import Features
 from speechrl.models.load import LoadedModel
-from speechrl.models.logprobs import LogprobHead, scaled_logits
+from speechrl.models.logprobs import LogprobHead, Softmax
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class PolicyModule(nn.Module):
     def logprobs_of(self, hidden_NH: Tensor, temperature: float) -> Tensor:
         """[N, V] float32 log-probs of what is sampled from: after the temperature, without banned ids."""
         logits_NV = self.model.get_output_embeddings()(hidden_NH)
-        return scaled_logits(logits_NV, temperature, self._banned.to(logits_NV.device)).log_softmax(-1)
+        return Softmax(temperature, self._banned.to(logits_NV.device)).logits(logits_NV).log_softmax(-1)
 
     def forward(
         self, batch: Any, temperature: float = 1.0, with_entropy: bool = False, ctc: CtcTarget | None = None
@@ -156,9 +156,7 @@ class PolicyModule(nn.Module):
             self.model.get_output_embeddings(),
             hidden_STH[batch.sequence_N, batch.place_N],
             batch.response_ids_BR[real_BR],
-            self._banned.to(real_BR.device),
-            temperature,
-            with_entropy,
+            Softmax(temperature, self._banned.to(real_BR.device), with_entropy),
         )
         zeros_BR = torch.zeros(real_BR.shape, device=real_BR.device)
         ctc_loss = self._ctc_loss(audio, ctc) if ctc is not None else chosen_N.new_zeros(())

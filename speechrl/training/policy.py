@@ -25,7 +25,7 @@ from speechrl.config import Common, SftConfig, TrainConfig
 from speechrl.data.normalise import words
 from speechrl.models.export import write_folder
 from speechrl.models.families import Features
-from speechrl.models.load import load_model
+from speechrl.models.load import load_model, use_liger_kernels
 from speechrl.models.policy import CtcTarget, PolicyModule, disable_dropout
 from speechrl.ports import free_address
 from speechrl.rollout import vllm_api
@@ -72,6 +72,10 @@ class PolicyRank(InferenceRank):
         self.ctc_units = ctc_units or {}
         if isinstance(config, TrainConfig):
             disable_dropout(self.loaded.model)
+        if config.actor.use_liger_kernel:
+            if device.type != "cuda":
+                raise ValueError("--actor.use_liger_kernel needs CUDA, the policy is on the CPU: leave it out")
+            use_liger_kernels(self.module.decoder)
         if config.actor.gradient_checkpointing:
             self.loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.engine: Any = deepspeed_engine.start(self.module, config.actor, config.ds)
