@@ -122,7 +122,9 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=["10s", "30s"])
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rows", type=int, default=64 if CUDA else 8, help="completions a micro-batch (transformers: 8)")
+    parser.add_argument(
+        "--rows", type=int, default=64 if CUDA else 8, help="completions a micro-batch; transformers: 8"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     for name in options.sets:

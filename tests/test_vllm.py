@@ -90,7 +90,7 @@ def shake(rank: PolicyRank, part: str) -> None:
         moved = [p for name, p in rank.module.named_parameters() if p.requires_grad and part in name]
         assert moved
         for parameter in moved:
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+            parameter.add_((0.05 * torch.randn(parameter.shape, generator=generator)).to(parameter))
     rank.weights_version += 1
 
 
