@@ -23,6 +23,8 @@ def run(name: str, pairs: list[tuple[str, str]], keywords: tuple[str, ...] = ())
         keywords=[list(keywords)] * count,
         audio_paths=[None] * count,
         durations_s=[None] * count,
+        finish_reasons=["stop"] * count,
+        raw_responses=[response for response, _ in pairs],
     )
     return RewardPlugin.load(FOLDER / name).score(request)
 
