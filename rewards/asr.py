@@ -4,7 +4,10 @@ Use it with --reward.remote_url rewards/asr.py, or copy it and change the weight
 """
 
 from speechrl.reward.compose import weighted_sum
-from speechrl.reward.metrics import cer, fluency, keyword_counts, language_consistency
+from speechrl.reward.fluency import fluency
+from speechrl.reward.keywords import keyword_counts
+from speechrl.reward.language import language_consistency
+from speechrl.reward.metrics import cer
 
 # Relative. A part that doesn't apply to an utterance (no keyword list, a reference of digits) leaves the mean.
 WEIGHTS = {"cer": 0.7, "keywords": 0.1, "language": 0.1, "fluency": 0.1}
