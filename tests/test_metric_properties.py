@@ -16,8 +16,24 @@ KEYWORDS = ["anna", "new york", "北京", "3.5", "..."]
 CANDIDATES = ("en", "fr", "zh", "ru")
 
 # Any code point, lone surrogates too, among pieces on which the metrics turn.
-PIECES = ["a", " ", "'", "anna", "new york", "the ", "你好", "北京", "か", "กำ", "की", "é", "e\u0301", "👩‍🚀", "\u200f", "1"]
-PIECES += ["3.5", "1,000", "<|x|>", "[UNK]", "language English<asr_text>", "\ufffd", "\x00", "\n"]
+PIECES = [
+    "a",
+    "the ",
+    "anna",
+    "new york",
+    "'",
+    " ",
+    "\n",
+    "你好",
+    "北京",
+    "か",
+    "กำ",
+    "की",
+    "é",
+    "e\u0301",
+    "👩\u200d🚀",
+]
+PIECES += ["\u200f", "\ufffd", "\x00", "1", "3.5", "1,000", "[UNK]", "</s>", "<|x|>", "language English<asr_text>"]
 CHARACTERS = st.characters(exclude_categories=())
 TEXT = st.lists(st.sampled_from(PIECES) | CHARACTERS, max_size=30).map("".join)
 
