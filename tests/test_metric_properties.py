@@ -142,3 +142,17 @@ def test_every_metric_is_documented():
     modules = (keywords, language, fluency, lengths, hallucination, entities, formats)
     named = set(re.findall(r"`(\w+)", text))
     assert set().union(*map(public_functions, modules)) - named == set()
+
+
+def test_the_documented_rates_are_those_in_use():
+    text = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = {row[0]: (float(row[1]), float(row[2])) for row in re.findall(r"\| ([^|]+) \| (\d+) \| (\d+) \|", text)}
+    paces = lengths.UNITS_PER_S
+    assert rows == {
+        "Han, Hangul (syllables), digits": paces["HAN"],
+        "kana": paces["HIRAGANA"],
+        "Arabic, Hebrew": paces["ARABIC"],
+        "every other": lengths.ALPHABET_UNITS_PER_S,
+    }
+    assert paces["HANGUL"] == lengths.DIGIT_UNITS_PER_S == paces["HAN"]
+    assert (paces["KATAKANA"], paces["HEBREW"]) == (paces["HIRAGANA"], paces["ARABIC"])

@@ -74,8 +74,12 @@ def identify(text: str, candidates: Collection[str]) -> dict[str, float]:
     without anything to go by, such as "" or "ok", gives all candidates the same. Loading takes a second, once per set
     of candidates. ValueError for fewer than two candidates, and for one that the identifier does not know.
     """
-    codes = frozenset(language_code(candidate) for candidate in candidates)
-    return dict(_identifier(codes).rank(normalise(text)))
+    return dict(_ranked(normalise(text), frozenset(language_code(candidate) for candidate in candidates)))
+
+
+@lru_cache(maxsize=4096)  # the G hypotheses of a group share their reference, and many are equal
+def _ranked(text: str, codes: frozenset[str]) -> list[tuple[str, float]]:
+    return _identifier(codes).rank(text)
 
 
 @lru_cache(maxsize=8)

@@ -11,7 +11,7 @@ class Perplexity:
     """Scores texts with a Hugging Face causal language model; make one when the reward file loads, not per call.
 
     folder: a local folder with model and tokenizer; nothing is downloaded. device: a torch device. batch_size: texts
-    per forward. ValueError: no such folder, or a tokenizer without a token to start from or without padding.
+    per forward. ValueError: no such folder, or a tokenizer without a token to start from.
     """
 
     def __init__(self, folder: str | Path, device: str = "cpu", batch_size: int = 32):
