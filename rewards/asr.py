@@ -4,7 +4,10 @@ Use it with --reward.remote_url rewards/asr.py, or copy it and change the weight
 """
 
 from speechrl.reward.compose import weighted_sum
-from speechrl.reward.metrics import cer, fluency, keyword_counts, language_consistency
+from speechrl.reward.fluency import fluency
+from speechrl.reward.keywords import keyword_f1
+from speechrl.reward.language import language_consistency
+from speechrl.reward.metrics import cer
 
 # Relative. A part that doesn't apply to an utterance (no keyword list, a reference of digits) leaves the mean.
 WEIGHTS = {"cer": 0.7, "keywords": 0.1, "language": 0.1, "fluency": 0.1}
@@ -15,16 +18,8 @@ def reward_func(queries, prompts, labels, *, responses, languages, keywords, **k
     parts = {
         # Clipped: CER has no upper end, and one looping hypothesis would rule the spread of its group.
         "cer": [1.0 - min(raw, 1.0) for raw in raw_cers],
-        "keywords": [keyword_part(*row) for row in zip(responses, keywords, labels, languages, strict=True)],
+        "keywords": [keyword_f1(*row) for row in zip(responses, keywords, labels, languages, strict=True)],
         "language": [language_consistency(hyp, ref) for hyp, ref in zip(responses, labels, strict=True)],
         "fluency": [fluency(hyp) for hyp in responses],
     }
     return {"rewards": weighted_sum(parts, WEIGHTS), "parts": parts, "extra_logs": {"cer_unclipped": raw_cers}}
-
-
-def keyword_part(hyp, keywords, ref, language):
-    """F1, in [0, 1]; None without a list. With a list of which nothing was said, 1 for inserting nothing."""
-    if not keywords:
-        return None  # depends on the utterance alone, so a whole group abstains or none of it
-    f1 = keyword_counts(hyp, keywords, ref, language).f1
-    return 1.0 if f1 is None else f1

@@ -17,7 +17,8 @@ from speechrl.data.mix import read_checked
 from speechrl.launch import cluster, start_inference, stop
 from speechrl.models.load import read_family
 from speechrl.reward.client import RewardClient
-from speechrl.reward.metrics import ErrorCounts, KeywordCounts, char_counts, keyword_counts, word_counts
+from speechrl.reward.keywords import KeywordCounts, keyword_counts
+from speechrl.reward.metrics import ErrorCounts, char_counts, word_counts
 from speechrl.rollout.engine import RolloutEngine, Sampling
 from speechrl.sections import Decoding
 from speechrl.statistics import bootstrap_interval

@@ -10,7 +10,8 @@ import pytest
 from speechrl.config import METRICS as NAMES
 from speechrl.data.audio import write_wav
 from speechrl.evaluate import METRICS, Decoded, decode, evaluate_sets, rates
-from speechrl.reward.metrics import char_counts, keyword_counts, word_counts
+from speechrl.reward.keywords import keyword_counts
+from speechrl.reward.metrics import char_counts, word_counts
 from speechrl.sections import Decoding, Runtime, Selection
 from speechrl.training.inference import InferenceRank
 from speechrl.types import AudioRef, Utterance

@@ -3,17 +3,17 @@ from pathlib import Path
 import pytest
 
 from speechrl.reward.plugin import RewardAnswer, RewardError, RewardPlugin, RewardRequest, answer_to_scores
-from speechrl.types import AudioRef, Group, Prompt, Rollout, Scores, Utterance
+from speechrl.types import AudioRef, FinishReason, Group, Prompt, Rollout, Scores, Utterance
 
 
-def make_group(name: str, responses: list[str], text: str = "ref") -> Group:
+def make_group(name: str, responses: list[str], finish_reason: FinishReason = "stop") -> Group:
     audio = AudioRef("a.arrow", row=3)
-    utterance = Utterance(name, text, audio, language="en", keywords=("k",), duration_s=1.5, metadata={"corpus": "c"})
-    rollouts = tuple(Rollout((1,), (-0.5,), "stop", 0, f"<asr>{response}", response) for response in responses)
+    utterance = Utterance(name, "ref", audio, language="en", keywords=("k",), duration_s=1.5, metadata={"corpus": "c"})
+    rollouts = tuple(Rollout((1,), (-0.5,), finish_reason, 0, f"<asr>{response}", response) for response in responses)
     return Group(Prompt(utterance, (7,), f"<audio>{name}:"), rollouts)
 
 
-GROUPS = [make_group("utt-a", ["x", "yy"]), make_group("utt-b", ["zzz"])]
+GROUPS = [make_group("utt-a", ["x", "yy"]), make_group("utt-b", ["zzz"], "length")]
 REQUEST = RewardRequest.from_groups(GROUPS)
 
 
@@ -39,6 +39,8 @@ def test_request_is_group_major():
         keywords=[["k"]] * 3,
         audio_paths=["a.arrow[3]"] * 3,
         durations_s=[1.5] * 3,
+        finish_reasons=["stop", "stop", "length"],
+        raw_responses=["<asr>x", "<asr>yy", "<asr>zzz"],
     )
     assert RewardRequest.from_groups(GROUPS) == expected
 
@@ -78,7 +80,8 @@ def test_keyword_arguments_and_parts(tmp_path):
     plugin = load(
         tmp_path,
         "def reward_func(queries, prompts, labels, **kwargs):\n"
-        "    assert list(kwargs) == ['responses', 'metadata', 'languages', 'keywords', 'audio_paths', 'durations_s']\n"
+        "    names = 'responses metadata languages keywords audio_paths durations_s finish_reasons raw_responses'\n"
+        "    assert list(kwargs) == names.split()\n"
         "    n = [len(r) for r in kwargs['responses']]\n"
         "    kwargs['responses'].clear()\n"
         "    return {'rewards': n, 'parts': {'length': n, 'none': [None] * len(n)}}\n",

@@ -19,11 +19,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
+METRICS = tuple(
+    f"reward.{name}"
+    for name in ("metrics", "keywords", "language", "fluency", "lengths", "hallucination", "entities", "formats")
+)
 # A file imports from smaller numbers, and from its own package. The first pattern that fits counts.
 LAYERS: dict[int, tuple[str, ...]] = {
     1: ("types", "settings", "sections", "config"),
-    2: ("data.*", "algorithms.*", "reward.metrics", "reward.compose", "reward.plugin", "tracking", "statistics"),
-    3: ("models.*", "training.batch"),
+    2: ("data.*", "algorithms.*", "reward.compose", "reward.plugin", *METRICS, "tracking", "statistics"),
+    3: ("models.*", "training.batch", "reward.perplexity"),
     4: ("rollout.*", "training.*", "reward.client", "reward.server", "ports"),
     5: ("launch", "evaluate", "preflight", "stages"),
     6: ("loop", "sft", "commands"),

@@ -116,6 +116,22 @@ def test_server_takes_openrlhf_calls_and_names_bad_keys(tmp_path):
         assert list(schema["answer"]["properties"]) == ["rewards", "scores", "extra_logs", "parts"]
 
 
+def test_finish_reasons_and_tags_arrive_at_a_served_file(tmp_path):
+    code = (
+        "def reward_func(queries, prompts, labels, finish_reasons, raw_responses):\n"
+        "    return [len(raw) + 10 * (why == 'length') + 20 * (why is None)\n"
+        "            for raw, why in zip(raw_responses, finish_reasons)]\n"
+    )
+    utterance = Utterance("utt-0", "ref")
+    rollouts = (Rollout((1,), (-0.5,), "stop", 0, "<t>x", "x"), Rollout((1,), (-0.5,), "length", 0, "<t>xx", "xx"))
+    with running(make_app(write(tmp_path, code))) as base:
+        assert client_of(base).score([Group(Prompt(utterance, (7,), "p:"), rollouts)]) == [Scores((4.0, 15.0))]
+        call = {"query": ["p:<t>xyz"], "prompts": ["p:"], "labels": [""]}  # OpenRLHF says neither
+        assert httpx.post(f"{base}/get_reward", json=call).json()["rewards"] == [26.0]
+        wrong = httpx.post(f"{base}/get_reward", json={**call, "finish_reasons": ["eos"]})
+        assert (wrong.status_code, "finish_reasons" in wrong.json()["error"]) == (422, True)
+
+
 def test_error_of_a_served_plugin_is_not_tried_again(tmp_path):
     path = write(
         tmp_path, "calls = []\ndef reward_func(q, p, l):\n    calls.append(1)\n    return 1 / (1 - len(calls))\n"
@@ -143,6 +159,8 @@ def test_503_twice_then_success():
         "keywords": [[], []],
         "audio_paths": [None, None],
         "durations_s": [None, None],
+        "finish_reasons": ["stop", "stop"],
+        "raw_responses": ["<t>x", "<t>xx"],
     }
 
 

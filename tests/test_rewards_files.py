@@ -9,26 +9,37 @@ from speechrl.reward.plugin import RewardAnswer, RewardPlugin, RewardRequest
 FOLDER = Path(__file__).parents[1] / "rewards"
 
 
-def run(name: str, pairs: list[tuple[str, str]], keywords: tuple[str, ...] = ()) -> RewardAnswer:
-    """Scores (response, label) pairs with a file of rewards/."""
+def run(name: str, pairs: list[tuple[str, str]], keywords: tuple[str, ...] = (), **columns) -> RewardAnswer:
+    """Scores (response, label) pairs with a file of rewards/; columns replace lists of the request."""
     count = len(pairs)
-    request = RewardRequest(
-        ids=[f"utt-{index}" for index in range(count)],
-        queries=[f"p:{response}" for response, _ in pairs],
-        prompts=["p:"] * count,
-        labels=[label for _, label in pairs],
-        responses=[response for response, _ in pairs],
-        metadata=[{}] * count,
-        languages=[None] * count,
-        keywords=[list(keywords)] * count,
-        audio_paths=[None] * count,
-        durations_s=[None] * count,
-    )
-    return RewardPlugin.load(FOLDER / name).score(request)
+    lists = {
+        "ids": [f"utt-{index}" for index in range(count)],
+        "queries": [f"p:{response}" for response, _ in pairs],
+        "prompts": ["p:"] * count,
+        "labels": [label for _, label in pairs],
+        "responses": [response for response, _ in pairs],
+        "metadata": [{}] * count,
+        "languages": [None] * count,
+        "keywords": [list(keywords)] * count,
+        "audio_paths": [None] * count,
+        "durations_s": [None] * count,
+        "finish_reasons": ["stop"] * count,
+        "raw_responses": [response for response, _ in pairs],
+    }
+    return RewardPlugin.load(FOLDER / name).score(RewardRequest(**{**lists, **columns}))
 
 
 def test_every_file_is_tested_here():
-    assert {path.name for path in FOLDER.glob("*.py")} == {"asr.py", "text_rule.py", "template.py"}
+    names = {path.name for path in FOLDER.glob("*.py")}
+    assert names == {"asr.py", "asr_hotword.py", "asr_robust.py", "text_rule.py", "template.py"}
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
+def test_every_file_gives_the_reference_the_most(path):
+    pairs = [("turn on the light", "turn on the light"), ("turn on", "turn on the light"), ("", "turn on the light")]
+    rewards = run(path.name, pairs, keywords=("light", "sound"), durations_s=[1.5] * 3).rewards
+    assert rewards[0] == 1.0
+    assert all(reward is not None and 0.0 <= reward < 1.0 for reward in rewards[1:])
 
 
 @pytest.mark.parametrize(
@@ -62,6 +73,74 @@ def test_asr_keywords():
     assert answer.rewards[0] == pytest.approx(1.0)
     assert answer.rewards[1] == pytest.approx(0.7 * 8 / 9 + 0.2)
     assert run("asr.py", pairs).parts["keywords"] == [None] * 6
+
+
+HOTWORDS = ("Anna", "Paris")
+
+
+@pytest.mark.parametrize(
+    ("hyp", "ref", "hotwords", "b_wer", "reward"),
+    [
+        ("call anna now", "call anna now", 1.0, 1.0, 1.0),
+        ("call hanna now", "call anna now", 0.0, 0.0, 0.5 * 12 / 13),
+        ("call anna paris now", "call anna now", 2 / 3, 0.0, 0.5 * 7 / 13 + 0.3 * 2 / 3),  # 6 inserted characters
+        ("ball anna now", "call anna now", 1.0, 1.0, 0.5 * 12 / 13 + 0.5),  # the error is on another word
+        ("", "call anna now", 0.0, 0.0, 0.0),
+        ("打电话给 anna 快点吧", "call anna now", 0.0, 0.0, 0.5 * 4 / 13),  # 7 of 8 words in Han: both are gated
+        ("call now", "call now", 1.0, 1.0, 1.0),  # only distractors
+        ("call paris now", "call now", 0.0, 0.0, 0.5 * 2 / 8),
+        ("", "", 1.0, 1.0, 1.0),
+    ],
+)
+def test_asr_hotword(hyp, ref, hotwords, b_wer, reward):
+    answer = run("asr_hotword.py", [(hyp, ref)], HOTWORDS)
+    assert answer.parts["hotwords"] == [pytest.approx(hotwords)]
+    assert answer.parts["b_wer"] == [b_wer]
+    assert answer.rewards == [pytest.approx(reward)]
+
+
+def test_asr_hotword_without_a_list():
+    answer = run("asr_hotword.py", [("abcx", "abcd"), ("早上好", "good morning")])
+    assert answer.rewards == [0.75, 0.0]
+    assert answer.parts["hotwords"] == answer.parts["b_wer"] == [None, None]
+    assert answer.parts["language"] == [1.0, 0.0]
+
+
+def test_asr_hotword_logs_the_unclipped_b_wer():
+    answer = run("asr_hotword.py", [("anna anna paris", "anna"), ("anna", "anna")], HOTWORDS)
+    assert answer.extra_logs == {"b_wer_unclipped": 1.0}  # 2 and 0
+
+
+@pytest.mark.parametrize(
+    ("hyp", "ref", "duration_s", "finish_reason", "reward"),
+    [
+        ("", "", 3.0, "stop", 1.0),
+        ("...", "", 3.0, "stop", 1.0),
+        ("hello", "", 3.0, "stop", 0.4 * 5 / 10),
+        ("thanks for watching", "", 3.0, "stop", 0.4 * 5 / 24),
+        ("turn it off", "turn it off", 2.0, "stop", 1.0),
+        ("turn it off", "turn it off", 2.0, "length", 0.9),
+        ("turn it", "turn it off", 2.0, "stop", 0.6 * 7 / 11 + 0.3),  # 4 of 11 characters are missing behind it
+        ("", "turn it off", 2.0, "stop", 0.3),
+        ("turn it off thanks for watching", "turn it off", 2.0, "stop", 0.1 * 0.5 + 0.3),  # CER 20 / 11
+        ("今天天气好", "今天天气好", 0.25, "stop", 0.6 + 0.3 + 0.1 * 0.5),  # 5 syllables take half a second
+        ("今天天气好", "今天天气好", None, "stop", 1.0),
+        # 20 times 谢: CER 20 / 5, 17 of 21 loop, 20 of 20 or 15 of 20 words inserted, needs 2 s of 1
+        ("谢" * 20, "今天天气好", 1.0, "length", 0.1 * 0.25 + 0.1 * 4 / 21 + 0.1 * 0.5),
+    ],
+)
+def test_asr_robust(hyp, ref, duration_s, finish_reason, reward):
+    answer = run("asr_robust.py", [(hyp, ref)], durations_s=[duration_s], finish_reasons=[finish_reason])
+    scale = 0.9 if duration_s is None else 1.0  # without a duration the rate leaves the mean
+    assert answer.rewards == [pytest.approx(reward if duration_s else (reward - 0.1) / scale)]
+    assert answer.extra_logs == {"cut_off": float(finish_reason == "length")}
+
+
+def test_asr_robust_prefers_less_text_on_silence():
+    pairs = [(hyp, "") for hyp in ("", "um", "thank you", "thank you for watching", "thank you " * 10)]
+    rewards = run("asr_robust.py", pairs, durations_s=[2.0] * 5).rewards
+    assert rewards == sorted(rewards, reverse=True) and len(set(rewards)) == 5
+    assert rewards[0] == 1.0 and rewards[1] == pytest.approx(0.4 * 5 / 7)
 
 
 def test_asr_logs_the_unclipped_cer():

@@ -17,10 +17,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from speechrl.types import Group, Scores
+from speechrl.types import FinishReason, Group, Scores
 
 # What a reward_func gets by keyword, if it takes **kwargs or a parameter of that name.
-KEYWORD_ARGUMENTS = ("responses", "metadata", "languages", "keywords", "audio_paths", "durations_s")
+KEYWORD_ARGUMENTS = (
+    "responses",
+    "metadata",
+    "languages",
+    "keywords",
+    "audio_paths",
+    "durations_s",
+    "finish_reasons",
+    "raw_responses",
+)
 
 
 class RewardError(ValueError):
@@ -33,6 +42,8 @@ class RewardRequest:
 
     ids: of the utterance, so repeated G times; queries: prompt + completion with its tags; labels: references;
     responses: transcripts alone; languages: of the reference; audio_paths: "path" or "path[row]".
+    finish_reasons: "stop", "length" (cut off by the token limit) or None (a caller that doesn't say); raw_responses:
+    completions with their tags.
     """
 
     ids: list[str]
@@ -45,6 +56,8 @@ class RewardRequest:
     keywords: list[list[str]]
     audio_paths: list[str | None]
     durations_s: list[float | None]
+    finish_reasons: list[FinishReason | None]
+    raw_responses: list[str]
 
     def __post_init__(self) -> None:
         lengths = {item.name: len(getattr(self, item.name)) for item in fields(self)}
@@ -66,6 +79,8 @@ class RewardRequest:
             keywords=[list(utterance.keywords) for utterance in utterances],
             audio_paths=[None if utterance.audio is None else str(utterance.audio) for utterance in utterances],
             durations_s=[utterance.duration_s for utterance in utterances],
+            finish_reasons=[rollout.finish_reason for _, rollout in pairs],
+            raw_responses=[rollout.raw_text for _, rollout in pairs],
         )
 
 

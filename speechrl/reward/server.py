@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from speechrl.reward.plugin import RewardAnswer, RewardError, RewardPlugin, RewardRequest
+from speechrl.types import FinishReason
 
 
 class RewardCall(BaseModel):
@@ -31,6 +32,8 @@ class RewardCall(BaseModel):
     keywords: list[list[str]] | None = None
     audio_paths: list[str | None] | None = None
     durations_s: list[float | None] | None = None
+    finish_reasons: list[FinishReason | None] | None = None
+    raw_responses: list[str] | None = None
 
     @model_validator(mode="after")
     def _equal_lengths(self) -> RewardCall:
@@ -54,6 +57,8 @@ class RewardCall(BaseModel):
             keywords=_or(self.keywords, [[] for _ in range(count)]),
             audio_paths=_or(self.audio_paths, [None] * count),
             durations_s=_or(self.durations_s, [None] * count),
+            finish_reasons=_or(self.finish_reasons, [None] * count),
+            raw_responses=_or(self.raw_responses, cut),
         )
 
 
