@@ -195,7 +195,10 @@ def merge_answers(answers: Sequence[RewardAnswer]) -> RewardAnswer:
     """Joins the answers of consecutive requests; logs are means weighted by completions."""
     names = {tuple(sorted(answer.parts)) for answer in answers}
     if len(names) > 1:
-        raise RewardError(f"reward servers gave different parts: {sorted(names)}; do they serve the same file?")
+        raise RewardError(f"the reward gave different parts: {sorted(names)}; do all servers serve the same file?")
+    if any(answer.weights != answers[0].weights for answer in answers):
+        weights = [answer.weights for answer in answers]
+        raise RewardError(f"the reward gave different weights: {weights}; do all servers serve the same file?")
     scores = [answer.scores for answer in answers if answer.scores is not None]
     logs = {name: _weighted_log(name, answers) for answer in answers for name in answer.extra_logs}
     return RewardAnswer(
@@ -203,6 +206,7 @@ def merge_answers(answers: Sequence[RewardAnswer]) -> RewardAnswer:
         parts={name: [value for answer in answers for value in answer.parts[name]] for name in answers[0].parts},
         extra_logs=logs,
         scores=[value for values in scores for value in values] if len(scores) == len(answers) else None,
+        weights=answers[0].weights,
     )
 
 

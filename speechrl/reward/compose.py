@@ -64,7 +64,7 @@ def gate(part: Sequence[float | None], on: Sequence[float | None], at_least: flo
 
 
 def one_minus(rates: Sequence[float | None]) -> Column:
-    """1 - min(rate, 1) of error rates, in [0, 1]: all rates from 1 on are equally bad. ValueError for a rate below 0."""
+    """1 - min(rate, 1) of error rates, in [0, 1]: rates from 1 on are equally bad. ValueError for a rate below 0."""
     return _each(rates, lambda rate: 1.0 - min(rate, 1.0), "an error rate", 0.0)
 
 
