@@ -124,7 +124,7 @@ class ServeRewardConfig(Section):
     """Serve a reward file over HTTP."""
 
     file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FILE")]
-    """Python file with reward_func(queries, prompts, labels)."""
+    """Python file with reward_func(queries, prompts, labels), or YAML file of parts."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(default=5000, ge=0, le=65535)

@@ -202,7 +202,7 @@ class Reward(Section):
     """What scores a completion."""
 
     remote_url: tuple[str, ...] = ()
-    """A Python file with reward_func(queries, prompts, labels), or http(s) URLs of `speechrl serve-reward`."""
+    """A Python file with reward_func(queries, prompts, labels), a YAML file of parts, or http(s) URLs of servers."""
     timeout_s: float = Field(default=60.0, gt=0)
     """Of one HTTP request."""
     max_retries: int = Field(default=5, ge=0)

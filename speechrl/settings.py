@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import tyro
 import yaml
@@ -82,7 +82,16 @@ def read_yaml(path: str, origin: str) -> dict[str, Any]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML, but a key given twice is an error: PyYAML would let the last one win without a word."""
+    """YAML, but a key given twice is an error: PyYAML would let the last one win without a word.
+
+    And only true and false are booleans, as in YAML 1.2: a key `on` and the language `no` are words. Fields that are
+    boolean still take yes, no, on and off.
+    """
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, form) for tag, form in forms if tag != "tag:yaml.org,2002:bool" or first in "tTfF"]
+        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen: set[str] = set()

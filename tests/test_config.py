@@ -97,6 +97,15 @@ def test_yaml_comes_first_and_flags_win(tmp_path: Path):
         assert config.rollout.n_samples_per_prompt == 6
 
 
+def test_yaml_keeps_words_that_yaml_1_1_takes_for_booleans(tmp_path: Path):
+    path = tmp_path / "c.yaml"
+    path.write_text("eval: {dataset: [on, no]}\ndata: {shuffle: off}\nckpt: {overwrite: yes, resume: false}\n")
+    config = parse("train", [*TRAIN, "--eval.steps", "1", "--config", str(path)])
+    assert isinstance(config, options.TrainConfig)
+    assert config.eval.dataset == ("on", "no")
+    assert (config.data.shuffle, config.ckpt.overwrite, config.ckpt.resume) == (False, True, False)
+
+
 def test_yaml_may_leave_required_options_to_flags(tmp_path: Path):
     path = write(tmp_path / "c.yaml", {"checkpoint": "runs/x"})
     assert parse("export", ["--config", path, "--out", "o"]) == options.ExportConfig(checkpoint="runs/x", out="o")

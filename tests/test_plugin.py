@@ -129,7 +129,10 @@ def test_named_arguments_without_kwargs(tmp_path):
         ("{'rewards': [1, 2, 3], 'extra_logs': {'m': float('nan')}}", ["extra_logs['m'] holds nan"]),
         ("{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': {'b': 1}}", ["weights are of ['b']", "['a']"]),
         ("{'rewards': [1, 2, 3], 'weights': {'b': 1}}", ["weights are of ['b'], but parts are []"]),
-        ("{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': {'a': -1}}", ["weights['a'] is -1", "0 or more"]),
+        (
+            "{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': {'a': -1}}",
+            ["weights['a'] is -1", "0 or more"],
+        ),
         ("{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': {'a': None}}", ["weights['a'] is None"]),
         ("{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': {'a': float('inf')}}", ["weights['a'] is inf"]),
         ("{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': [1]}", ["weights is a list"]),

@@ -230,7 +230,7 @@ def test_close_ends_waiting_retries():
 
 @pytest.mark.parametrize("urls", [[], ["reward.txt"], ["a.py", "b.py"], ["a.py", "http://h/x"], ["http://h:x/y"]])
 def test_unusable_urls(urls):
-    with pytest.raises(ValueError, match=r"--reward\.remote_url is .*give one \.py file"):
+    with pytest.raises(ValueError, match=r"--reward\.remote_url is .*give one \.py or \.yaml file"):
         RewardClient(urls)
 
 

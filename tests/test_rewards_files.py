@@ -28,7 +28,8 @@ def run(name: str, pairs: list[tuple[str, str]], keywords: tuple[str, ...] = ())
 
 
 def test_every_file_is_tested_here():
-    assert {path.name for path in FOLDER.glob("*.py")} == {"asr.py", "text_rule.py", "template.py"}
+    names = {"asr.py", "asr.yaml", "text_rule.py", "template.py"}
+    assert {path.name for path in FOLDER.iterdir() if path.is_file()} == names
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,28 @@ def test_asr_keywords():
     assert answer.rewards[0] == pytest.approx(1.0)
     assert answer.rewards[1] == pytest.approx(0.7 * 8 / 9 + 0.2)
     assert run("asr.py", pairs).parts["keywords"] == [None] * 6
+
+
+ASR_PAIRS = [
+    ("Hello, world!", "hello world"),
+    ("今天天汽好", "今天天气好"),
+    ("", "hello"),
+    ("good morning", "早上好"),
+    ("abcd" * 5, "abcd"),
+    ("", ""),
+    ("thank you", ""),
+    ("call anna paris", "call anna"),
+    ("7 8", "7 9"),
+]
+
+
+@pytest.mark.parametrize("keywords", [(), ("Anna", "Paris")])
+def test_the_yaml_gives_what_the_python_file_gives(keywords):
+    in_python, in_yaml = (run(name, ASR_PAIRS, keywords) for name in ("asr.py", "asr.yaml"))
+    assert in_yaml.rewards == in_python.rewards
+    assert in_yaml.parts == in_python.parts
+    assert in_yaml.weights == in_python.weights == {"cer": 0.7, "keywords": 0.1, "language": 0.1, "fluency": 0.1}
+    assert in_yaml.extra_logs["cer_unshaped"] == in_python.extra_logs["cer_unclipped"]
 
 
 def test_asr_logs_the_unclipped_cer():

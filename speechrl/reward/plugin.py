@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from speechrl.reward.recipe import SUFFIXES, read_recipe
 from speechrl.types import Group, Scores
 
 # What a reward_func gets by keyword, if it takes **kwargs or a parameter of that name.
@@ -107,8 +108,8 @@ def name_samples(ids: Sequence[str], most: int = 5) -> str:
 def check_answer(raw: Any, ids: Sequence[str], source: str) -> RewardAnswer:
     """Turns what a plugin or a server returned into a `RewardAnswer`; keys that we don't know are left alone.
 
-    raw: a list or tensor of rewards, or a dict with `rewards` and optionally `scores`, `parts`, `weights` (of the parts,
-    by name), `extra_logs`.
+    raw: a list or tensor of rewards, or a dict with `rewards` and optionally `scores`, `parts`, `weights` (by part) and
+    `extra_logs`.
     source: the file or URL, for messages. RewardError names it, the sample's id and index, and what to do.
     """
     if not isinstance(raw, Mapping):
@@ -213,10 +214,13 @@ class RewardPlugin:
 
     @classmethod
     def load(cls, path: str | Path) -> RewardPlugin:
-        """Runs the file and finds its reward_func. ValueError names the flag, the file and the line."""
+        """Runs the file and finds its reward_func; a YAML file becomes one. ValueError names flag, file and line."""
         path = Path(path).expanduser().resolve()
         if not path.is_file():
             raise ValueError(f"--reward.remote_url: there is no reward file {path}")
+        if path.suffix in SUFFIXES:
+            recipe = read_recipe(path)
+            return cls(path, recipe, _keyword_arguments(recipe, path))
         function = getattr(_run_file(path), "reward_func", None)
         if not callable(function) or inspect.iscoroutinefunction(function):
             raise ValueError(
