@@ -305,6 +305,12 @@ def _check_algorithm(config: TrainConfig) -> None:
         raise ValueError(
             "--algo.kl.estimator k1 has a gradient of expectation 0 as a loss; take k2 or k3, or --algo.kl.no_use_loss"
         )
+    if algo.advantage.estimator == "gdpo" and algo.kl.init_coef and not algo.kl.use_loss:
+        raise ValueError(
+            "--algo.advantage.estimator gdpo is made of the reward's parts, so a KL subtracted from the reward would "
+            "be lost: add --algo.kl.use_loss"
+        )
+    _check_filters(algo)
     if algo.advantage.estimator == "mwer" and algo.policy_loss != "reinforce":
         raise ValueError("--algo.advantage.estimator mwer has no clipping: add --algo.policy_loss reinforce")
     if algo.policy_loss == "reinforce" and (config.train.max_epochs > 1 or config.train.batch_size):
@@ -315,4 +321,22 @@ def _check_algorithm(config: TrainConfig) -> None:
     if algo.policy_loss == "gspo" and algo.loss_normalization != "sequence":
         raise ValueError(
             f"--algo.loss_normalization {algo.loss_normalization}: GSPO is a mean over sequences; set it to sequence"
+        )
+
+
+def _check_filters(algo: Algo) -> None:
+    band, pass_score = algo.dynamic_filtering_range, algo.dynamic_filtering_pass_score
+    if pass_score is not None and band is None:
+        raise ValueError(f"--algo.dynamic_filtering_pass_score {pass_score} needs --algo.dynamic_filtering_range")
+    if band is None:
+        return
+    low, high = band
+    if low >= high:
+        raise ValueError(f"--algo.dynamic_filtering_range {low} {high}: the first must be below the second")
+    if not algo.dynamic_filtering_enable:
+        raise ValueError(f"--algo.dynamic_filtering_range {low} {high} needs --algo.dynamic_filtering_enable")
+    if pass_score is not None and (low >= 1 or high <= 0):
+        raise ValueError(
+            f"--algo.dynamic_filtering_range {low} {high}: with --algo.dynamic_filtering_pass_score it is of shares, "
+            "which lie between 0 and 1"
         )

@@ -17,6 +17,7 @@ from speechrl.settings import Section, dump, load
 
 TRAIN = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "d.jsonl", "--reward.remote_url", "r.py"]
 SFT = TRAIN[:4]
+BAND = ["--algo.dynamic_filtering_enable", "--algo.dynamic_filtering_range"]
 EVAL = ["--model", "m", "--eval.dataset", "d.jsonl"]
 
 CONFIGS: dict[str, type[Section]] = {
@@ -74,6 +75,12 @@ def test_hyphens_and_equals_signs_are_accepted():
     config = parse("train", [*TRAIN, "--rollout.n-samples-per-prompt=4"])
     assert isinstance(config, options.TrainConfig)
     assert config.rollout.n_samples_per_prompt == 4
+
+
+def test_a_range_and_a_pass_score():
+    config = parse("train", [*TRAIN, *BAND, "0.3", "0.8", "--algo.dynamic_filtering_pass_score", "0.9"])
+    assert isinstance(config, options.TrainConfig)
+    assert (config.algo.dynamic_filtering_range, config.algo.dynamic_filtering_pass_score) == ((0.3, 0.8), 0.9)
 
 
 def test_options_that_are_not_given_keep_their_defaults():
@@ -216,6 +223,24 @@ BAD_FLAGS = [
     ("train", [*TRAIN, "--algo.advantage.estimator", "mwer"], "add --algo.policy_loss reinforce"),
     ("train", [*TRAIN, "--algo.policy_loss", "reinforce", "--train.max_epochs", "2"], "use --train.max_epochs 1"),
     ("train", [*TRAIN, "--algo.policy_loss", "gspo"], "--algo.loss_normalization token: GSPO"),
+    (
+        "train",
+        [*TRAIN, "--algo.advantage.estimator", "gdpo", "--algo.kl.init_coef", "0.1", "--algo.kl.no_use_loss"],
+        "a KL subtracted from the reward would be lost: add --algo.kl.use_loss",
+    ),
+    ("train", [*TRAIN, *BAND, "1", "0"], "--algo.dynamic_filtering_range 1.0 0.0: the first must be below"),
+    (
+        "train",
+        [*TRAIN, *BAND[1:], "0", "1"],
+        "--algo.dynamic_filtering_range 0.0 1.0 needs --algo.dynamic_filtering_ena",
+    ),
+    ("train", [*TRAIN, *BAND, "0"], "--algo.dynamic_filtering_range"),
+    (
+        "train",
+        [*TRAIN, "--algo.dynamic_filtering_pass_score", "0.5"],
+        "--algo.dynamic_filtering_pass_score 0.5 needs --algo.dynamic_filtering_range",
+    ),
+    ("train", [*TRAIN, *BAND, "1", "2", "--algo.dynamic_filtering_pass_score", "0.5"], "it is of shares"),
     ("check", [*TRAIN, "--rollout.n_samples_per_prompt", "1"], "speechrl check: --rollout.n_samples_per_prompt 1"),
     # --config itself
     ("train", ["--config"], "--config needs the path"),

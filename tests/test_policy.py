@@ -32,6 +32,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
         "reward.table",
         "reward.recipe",
         "reward.plugin",
+        "reward.summary",
     ),
     3: ("models.*", "training.batch"),
     4: ("rollout.*", "training.*", "reward.client", "reward.server", "ports"),
