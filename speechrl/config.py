@@ -28,6 +28,7 @@ from speechrl.sections import (
     Role,
     Rollout,
     Runtime,
+    ScoreAlgo,
     Selection,
     Sft,
     Tracking,
@@ -38,6 +39,7 @@ from speechrl.settings import Section, load, read_yaml
 from speechrl.settings import dump as dump  # for whoever saves a config
 from speechrl.settings import named_paths as named_paths
 
+NO_REWARD = "--reward.remote_url is missing: give a reward file such as rewards/asr.py, or a URL"
 METRICS = ("cer", "wer", "insertion_rate", "keyword_f1", "exact", "overlong", "reward")  # of evaluate.py
 
 
@@ -90,6 +92,19 @@ class EvalConfig(Section):
     """Where eval.json and the hypotheses go."""
     seed: int = 0
     """Of the bootstrap intervals."""
+
+
+class ScoreConfig(Section):
+    """Score hypotheses with a reward, to try it before training."""
+
+    manifest: str
+    """Manifest (JSONL or `datasets` folder) with the references."""
+    hypotheses: str
+    """JSONL with `id` and `text`; the lines of an id are the group that advantages are taken in."""
+    out: str
+    """JSONL to write: id, text, reward, parts and advantage of each hypothesis."""
+    reward: Reward = Reward()
+    algo: ScoreAlgo = ScoreAlgo()
 
 
 class ExportConfig(Section):
@@ -171,6 +186,8 @@ def check(config: Section) -> None:
         _check_algorithm(config)
     if isinstance(config, SftConfig):
         _check_sft(config)
+    if isinstance(config, ScoreConfig) and not config.reward.remote_url:
+        raise ValueError(NO_REWARD)
     if isinstance(config, EvalConfig):
         if not config.model or not config.eval.dataset:
             raise ValueError(f"{'--eval.dataset' if config.model else '--model'} is missing: give at least one")
@@ -236,7 +253,7 @@ def _check_train(config: TrainConfig) -> None:
             "reward; give 2 or more"
         )
     if not config.reward.remote_url:
-        raise ValueError("--reward.remote_url is missing: give a reward file such as rewards/asr.py, or a URL")
+        raise ValueError(NO_REWARD)
     size = config.train.batch_size
     if size and (size % group or size > group * prompts):
         raise ValueError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import tyro
 from pydantic import Field
 
 from speechrl.settings import Section
@@ -161,6 +162,12 @@ class Advantage(Section):
     """A group whose rewards have a smaller standard deviation carries no gradient."""
 
 
+class ScoreAlgo(Section):
+    """What is optimised."""
+
+    advantage: Advantage = Advantage()
+
+
 class Kl(Section):
     """Distance from the reference policy."""
 
@@ -206,7 +213,7 @@ class Algo(Section):
 class Reward(Section):
     """What scores a completion."""
 
-    remote_url: tuple[str, ...] = ()
+    remote_url: Annotated[tuple[str, ...], tyro.conf.arg(aliases=("--reward",))] = ()
     """A Python file with reward_func(queries, prompts, labels), a YAML file of parts, or http(s) URLs of servers."""
     timeout_s: float = Field(default=60.0, gt=0)
     """Of one HTTP request."""

@@ -17,6 +17,7 @@ from speechrl.settings import Section, dump, load
 
 TRAIN = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "d.jsonl", "--reward.remote_url", "r.py"]
 SFT = TRAIN[:4]
+SCORE = ["--manifest", "m.jsonl", "--hypotheses", "h.jsonl", "--out", "s.jsonl"]
 BAND = ["--algo.dynamic_filtering_enable", "--algo.dynamic_filtering_range"]
 EVAL = ["--model", "m", "--eval.dataset", "d.jsonl"]
 
@@ -25,6 +26,7 @@ CONFIGS: dict[str, type[Section]] = {
     "sft": options.SftConfig,
     "check": options.CheckConfig,
     "eval": options.EvalConfig,
+    "score": options.ScoreConfig,
     "export": options.ExportConfig,
     "transcribe": options.TranscribeConfig,
     "serve-reward": options.ServeRewardConfig,
@@ -75,6 +77,13 @@ def test_hyphens_and_equals_signs_are_accepted():
     config = parse("train", [*TRAIN, "--rollout.n-samples-per-prompt=4"])
     assert isinstance(config, options.TrainConfig)
     assert config.rollout.n_samples_per_prompt == 4
+
+
+def test_reward_is_short_for_its_url():
+    config = parse("score", [*SCORE, "--reward", "r.yaml"])
+    assert isinstance(config, options.ScoreConfig)
+    assert config.reward.remote_url == ("r.yaml",)
+    assert parse("train", [*TRAIN[:4], "--reward", "r.py"]) == parse("train", TRAIN)
 
 
 def test_a_range_and_a_pass_score():
@@ -186,6 +195,9 @@ BAD_FLAGS = [
     ("train", [*TRAIN[:2], *TRAIN[4:]], "--data.prompt_dataset is missing"),
     ("sft", SFT[2:], "--actor.model_name_or_path is missing"),
     ("eval", EVAL[2:], "--model is missing"),
+    ("score", SCORE, "--reward.remote_url is missing"),
+    ("score", [*SCORE[2:], "--reward", "r.py"], "--manifest STR"),
+    ("score", [*SCORE, "--reward", "r.py", "--algo.kl.init_coef", "0.1"], "--algo.kl.init_coef"),
     ("eval", EVAL[:2], "--eval.dataset is missing"),
     ("eval", ["--model", "a/x", "b/x", *EVAL[2:]], "--model: the name 'x' stands for both a/x and b/x"),
     ("eval", [*EVAL[:2], "--eval.dataset", "d=1", "d=2"], "--eval.dataset: the name 'd' stands for both 1 and 2"),

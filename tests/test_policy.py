@@ -36,7 +36,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     ),
     3: ("models.*", "training.batch"),
     4: ("rollout.*", "training.*", "reward.client", "reward.server", "ports"),
-    5: ("launch", "evaluate", "preflight", "stages"),
+    5: ("launch", "evaluate", "preflight", "score", "stages"),
     6: ("loop", "sft", "commands"),
     7: ("cli",),
 }
