@@ -1,9 +1,12 @@
 """Every file of rewards/ on cases small enough to score by hand."""
 
+import re
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
+from speechrl.reward.compose import SHAPES
 from speechrl.reward.plugin import RewardAnswer, RewardPlugin, RewardRequest
 
 FOLDER = Path(__file__).parents[1] / "rewards"
@@ -116,3 +119,19 @@ def test_template():
     answer = run("template.py", [("a b", "a b"), (" a b ", "a b"), ("a", "a b"), ("a", "")])
     assert answer.rewards == answer.parts["exact"] == [1.0, 1.0, 0.0, None]
     assert answer.extra_logs == {"response_chars": pytest.approx(10 / 4)}
+
+
+def test_the_examples_of_the_page_work(tmp_path):
+    page = (FOLDER.parent / "docs" / "rewards.md").read_text(encoding="utf-8")
+    blocks = [dedent(block) for block in re.findall(r"(?:^(?: {4}.*)?\n)+", page, re.MULTILINE) if block.strip()]
+    (in_yaml,) = [block.strip() for block in blocks if block.strip().startswith("parts:")]
+    (in_python,) = [block.strip() for block in blocks if "def reward_func" in block]
+    # CER 2/10, the right script, no keyword list: (0.7 * 0.8 + 0.1) / 0.8
+    (tmp_path / "r.yaml").write_text(in_yaml)
+    assert run(str(tmp_path / "r.yaml"), [("turn it up", "turn it on")]).rewards == [pytest.approx(0.825)]
+    # said in the wrong script, and gated for it
+    (tmp_path / "r.py").write_text(in_python)
+    answer = run(str(tmp_path / "r.py"), [("please", "please"), ("please", "请")])
+    assert answer.parts == {"cer": [1.0, 0.0], "polite": [1.0, 0.0]}
+    assert answer.rewards == [1.0, 0.0] and answer.weights == {"cer": 0.9, "polite": 0.1}
+    assert all(f"| `{name}` |" in page for name in SHAPES)
