@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
 
-from speechrl.reward.plugin import RewardError, RewardPlugin, RewardRequest
+from speechrl.reward.plugin import RewardError, RewardPlugin, RewardRequest, check_answer
+from speechrl.reward.server import make_app
 from speechrl.reward.table import FIELDS, METRICS, Metric, Sample
 
 
@@ -167,3 +169,11 @@ def test_mistakes_are_told_with_line_and_key(text: str, message: str, tmp_path: 
         load(tmp_path, text)
     assert str(caught.value).startswith(f"--reward.remote_url: {tmp_path / 'r.yaml'}")
     assert message in str(caught.value)
+
+
+def test_a_served_recipe_gives_what_the_file_gives(tmp_path: Path):
+    plugin = load(tmp_path, GATED)
+    asked = request(("call anna", "call anna"), ("1 2", "call"), keywords=[["anna"], []])
+    body = {"query" if name == "queries" else name: value for name, value in vars(asked).items()}
+    answer = TestClient(make_app(tmp_path / "r.yaml")).post("/get_reward", json=body).json()
+    assert check_answer(answer, asked.ids, "served") == plugin.score(asked)
