@@ -112,7 +112,7 @@ def reinforce_baseline(rewards: GroupRewards) -> NDArray[np.float32]:
 
 def gdpo(rewards: GroupRewards) -> NDArray[np.float32]:
     """sum_k w_k (r_k - mean) / std of each part inside its group, then divided by the standard deviation of the batch:
-    GDPO (Liu et al. 2026, arXiv 2601.05242, section 3).
+    GDPO (Liu et al. 2026, arXiv 2601.05242).
 
     Each part speaks as loudly as its weight says, whatever its scale, and samples with the same total but different
     parts stay apart. The mean of the batch need not be taken off: every part adds up to 0 in its group. A part that
