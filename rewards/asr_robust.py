@@ -21,8 +21,8 @@ def reward_func(queries, prompts, labels, *, responses, languages, durations_s, 
     rows = zip(responses, labels, languages, durations_s, finish_reasons, strict=True)
     scored = [score(*row) for row in rows]
     parts = {name: [sample[name] for sample in scored] for name in WEIGHTS}
-    cut_off = [float(reason == "length") for reason in finish_reasons]
-    return {"rewards": weighted_sum(parts, WEIGHTS), "parts": parts, "extra_logs": {"cut_off": cut_off}}
+    logs = {"cut_off": [float(reason == "length") for reason in finish_reasons]}
+    return {"rewards": weighted_sum(parts, WEIGHTS), "parts": parts, "weights": WEIGHTS, "extra_logs": logs}
 
 
 def score(hyp, ref, language, duration_s, finish_reason):

@@ -41,6 +41,14 @@ def _check(argv: list[str]) -> None:
     print("\n".join(check(config)))
 
 
+def _score(argv: list[str]) -> None:
+    config = parse(options.ScoreConfig, argv, "speechrl score")
+    from speechrl.score import print_summary, score
+
+    print_summary(score(config))
+    print(f"done: {config.out}")
+
+
 def _export(argv: list[str]) -> None:
     config = parse(options.ExportConfig, argv, "speechrl export")
     from speechrl.commands import export
@@ -75,6 +83,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "sft": (_sft, "supervised fine-tuning on transcripts"),
     "eval": (_eval, "greedy evaluation of models on manifests, with confidence intervals"),
     "check": (_check, "validate config, manifests, model and reward without training"),
+    "score": (_score, "score hypotheses with a reward, to try it before training"),
     "export": (_export, "turn a training checkpoint into a Hugging Face folder"),
     "transcribe": (_transcribe, "transcribe sound files with a model folder"),
     "serve-reward": (_serve_reward, "serve a reward file over HTTP"),

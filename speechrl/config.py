@@ -28,6 +28,7 @@ from speechrl.sections import (
     Role,
     Rollout,
     Runtime,
+    ScoreAlgo,
     Selection,
     Sft,
     Tracking,
@@ -38,6 +39,7 @@ from speechrl.settings import Section, load, read_yaml
 from speechrl.settings import dump as dump  # for whoever saves a config
 from speechrl.settings import named_paths as named_paths
 
+NO_REWARD = "--reward.remote_url is missing: give a reward file such as rewards/asr.py, or a URL"
 METRICS = ("cer", "wer", "insertion_rate", "keyword_f1", "exact", "overlong", "reward")  # of evaluate.py
 
 
@@ -92,6 +94,19 @@ class EvalConfig(Section):
     """Of the bootstrap intervals."""
 
 
+class ScoreConfig(Section):
+    """Score hypotheses with a reward, to try it before training."""
+
+    manifest: str
+    """Manifest (JSONL or `datasets` folder) with the references."""
+    hypotheses: str
+    """JSONL with `id` and `text`; the lines of an id are the group that advantages are taken in."""
+    out: str
+    """JSONL to write: id, text, reward, parts and advantage of each hypothesis."""
+    reward: Reward = Reward()
+    algo: ScoreAlgo = ScoreAlgo()
+
+
 class ExportConfig(Section):
     """Turn a training checkpoint into a Hugging Face folder."""
 
@@ -124,7 +139,7 @@ class ServeRewardConfig(Section):
     """Serve a reward file over HTTP."""
 
     file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FILE")]
-    """Python file with reward_func(queries, prompts, labels)."""
+    """Python file with reward_func(queries, prompts, labels), or YAML file of parts."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(default=5000, ge=0, le=65535)
@@ -171,6 +186,8 @@ def check(config: Section) -> None:
         _check_algorithm(config)
     if isinstance(config, SftConfig):
         _check_sft(config)
+    if isinstance(config, ScoreConfig) and not config.reward.remote_url:
+        raise ValueError(NO_REWARD)
     if isinstance(config, EvalConfig):
         if not config.model or not config.eval.dataset:
             raise ValueError(f"{'--eval.dataset' if config.model else '--model'} is missing: give at least one")
@@ -236,7 +253,7 @@ def _check_train(config: TrainConfig) -> None:
             "reward; give 2 or more"
         )
     if not config.reward.remote_url:
-        raise ValueError("--reward.remote_url is missing: give a reward file such as rewards/asr.py, or a URL")
+        raise ValueError(NO_REWARD)
     size = config.train.batch_size
     if size and (size % group or size > group * prompts):
         raise ValueError(
@@ -305,6 +322,12 @@ def _check_algorithm(config: TrainConfig) -> None:
         raise ValueError(
             "--algo.kl.estimator k1 has a gradient of expectation 0 as a loss; take k2 or k3, or --algo.kl.no_use_loss"
         )
+    if algo.advantage.estimator == "gdpo" and algo.kl.init_coef and not algo.kl.use_loss:
+        raise ValueError(
+            "--algo.advantage.estimator gdpo is made of the reward's parts, so a KL subtracted from the reward would "
+            "be lost: add --algo.kl.use_loss"
+        )
+    _check_filters(algo)
     if algo.advantage.estimator == "mwer" and algo.policy_loss != "reinforce":
         raise ValueError("--algo.advantage.estimator mwer has no clipping: add --algo.policy_loss reinforce")
     if algo.policy_loss == "reinforce" and (config.train.max_epochs > 1 or config.train.batch_size):
@@ -315,4 +338,22 @@ def _check_algorithm(config: TrainConfig) -> None:
     if algo.policy_loss == "gspo" and algo.loss_normalization != "sequence":
         raise ValueError(
             f"--algo.loss_normalization {algo.loss_normalization}: GSPO is a mean over sequences; set it to sequence"
+        )
+
+
+def _check_filters(algo: Algo) -> None:
+    band, pass_score = algo.dynamic_filtering_range, algo.dynamic_filtering_pass_score
+    if pass_score is not None and band is None:
+        raise ValueError(f"--algo.dynamic_filtering_pass_score {pass_score} needs --algo.dynamic_filtering_range")
+    if band is None:
+        return
+    low, high = band
+    if low >= high:
+        raise ValueError(f"--algo.dynamic_filtering_range {low} {high}: the first must be below the second")
+    if not algo.dynamic_filtering_enable:
+        raise ValueError(f"--algo.dynamic_filtering_range {low} {high} needs --algo.dynamic_filtering_enable")
+    if pass_score is not None and (low >= 1 or high <= 0):
+        raise ValueError(
+            f"--algo.dynamic_filtering_range {low} {high}: with --algo.dynamic_filtering_pass_score it is of shares, "
+            "which lie between 0 and 1"
         )

@@ -32,7 +32,7 @@ def train(config: TrainConfig) -> Path:
     run = RunFolder(config)
     reward = RewardClient.from_options(config.reward)
     reward.probe()
-    print(try_reward(reward, builder, sources[0][0], config.rollout.n_samples_per_prompt), flush=True)
+    print(try_reward(reward, builder, sources[0][0], config), flush=True)
     if config.rollout.top_p < 1 or config.rollout.top_k:
         print("warning: --rollout.top_p and top_k truncate: recorded log-probs are not the policy's own", flush=True)
     with cluster(config.ray, config.actor.num_ranks, num_engines(config)):

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 
+from speechrl.algorithms.advantages import GroupRewards
 from speechrl.config import CheckConfig, Common, SftConfig, TrainConfig, named_paths
 from speechrl.data.checks import check_utterances
 from speechrl.data.mix import MixedLoader, read_checked, read_sources
@@ -129,7 +130,7 @@ def check(config: CheckConfig) -> list[str]:
     client = RewardClient.from_options(config.reward)
     try:
         client.probe()
-        lines.append(try_reward(client, builder, first, config.rollout.n_samples_per_prompt))
+        lines.append(try_reward(client, builder, first, config))
     finally:
         client.close()
     lines.append(f"output: {config.ckpt.output_dir} can be written")
@@ -161,15 +162,17 @@ def _round_trip(builder: PromptBuilder, utterance: Utterance) -> str:
     return f"tokenizer: gives {utterance.id}'s reference back ({len(ids)} tokens)"
 
 
-def try_reward(client: RewardClient, builder: PromptBuilder, utterance: Utterance, num_samples: int) -> str:
+def try_reward(client: RewardClient, builder: PromptBuilder, utterance: Utterance, config: TrainConfig) -> str:
     """Score the reference itself, as if every sample of a group had said it; returns what the reward said of it.
 
-    Raises RewardError for a reward that raises, or answers what is no reward: before training, not in its first step.
+    Raises RewardError for a reward that raises, or answers what is no reward, and ValueError for one that lacks what
+    --algo.advantage.estimator reads: before training, not in its first step.
     """
     prompt = builder.prepare(utterance).prompt
     ids = builder.label_ids(utterance, with_language=False)
     rollout = Rollout(ids, (0.0,) * len(ids), "stop", 0, utterance.text, utterance.text, utterance.language)
-    scores = client.score([Group(prompt, (rollout,) * num_samples)])[0]
+    scores = client.score([Group(prompt, (rollout,) * config.rollout.n_samples_per_prompt)])[0]
+    GroupRewards.from_scores([scores], config.algo.advantage.estimator)
     parts = ", ".join(f"{name} {values[0]}" for name, values in scores.parts.items())
     if all(reward is None for reward in scores.rewards):
         return f"reward: WARNING, it abstains (None) for the reference of {utterance.id}; nothing is learnt from it"

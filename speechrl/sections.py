@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import tyro
 from pydantic import Field
 
 from speechrl.settings import Section
 
 Role = Literal["encoder", "projector", "language_model"]
-Estimator = Literal["group_norm", "dr_grpo", "rloo", "reinforce_baseline", "mwer"]
+Estimator = Literal["group_norm", "dr_grpo", "rloo", "reinforce_baseline", "mwer", "gdpo"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -157,9 +158,16 @@ class Advantage(Section):
     """How a group's rewards become advantages."""
 
     estimator: Estimator = "group_norm"
-    """group_norm divides by the group's standard deviation, dr_grpo does not; the others differ in their baseline."""
+    """group_norm divides by the group's standard deviation, dr_grpo does not, gdpo normalises each part of the reward
+    before it sums them; the others differ in their baseline."""
     min_std: float = Field(default=1e-6, ge=0)
     """A group whose rewards have a smaller standard deviation carries no gradient."""
+
+
+class ScoreAlgo(Section):
+    """What is optimised."""
+
+    advantage: Advantage = Advantage()
 
 
 class Kl(Section):
@@ -195,7 +203,11 @@ class Algo(Section):
     constant_length: int = Field(default=0, ge=0)
     """The length for `constant`; --rollout.max_new_tokens if 0."""
     dynamic_filtering_enable: bool = False
-    """Sample further prompts until the batch is full of groups with spread."""
+    """Sample further prompts until the batch is full of groups with spread (and in the range, if there is one)."""
+    dynamic_filtering_range: tuple[float, float] | None = None
+    """Keep prompts whose mean score lies strictly between the two; of the reward's `scores`, or the reward without."""
+    dynamic_filtering_pass_score: float | None = None
+    """The range is of the share of samples with at least this score, in place of the mean."""
     dynamic_filtering_max_rounds: int = Field(default=3, ge=1)
     """At most this many rollout rounds a step."""
 
@@ -203,8 +215,8 @@ class Algo(Section):
 class Reward(Section):
     """What scores a completion."""
 
-    remote_url: tuple[str, ...] = ()
-    """A Python file with reward_func(queries, prompts, labels), or http(s) URLs of `speechrl serve-reward`."""
+    remote_url: Annotated[tuple[str, ...], tyro.conf.arg(aliases=("--reward",))] = ()
+    """A Python file with reward_func(queries, prompts, labels), a YAML file of parts, or http(s) URLs of servers."""
     timeout_s: float = Field(default=60.0, gt=0)
     """Of one HTTP request."""
     max_retries: int = Field(default=5, ge=0)

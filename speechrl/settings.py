@@ -82,7 +82,11 @@ def read_yaml(path: str, origin: str) -> dict[str, Any]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML, but a key given twice is an error: PyYAML would let the last one win without a word."""
+    """YAML, but a key given twice is an error: PyYAML would let the last one win without a word.
+
+    And only true and false are booleans, as in YAML 1.2: a key `on` and the language `no` are words. Fields that are
+    boolean still take yes, no, on and off.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen: set[str] = set()
@@ -93,6 +97,12 @@ class _UniqueKeys(yaml.SafeLoader):
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+_UniqueKeys.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if tag != "tag:yaml.org,2002:bool" or first in "tTfF"]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 _REGISTRY = ConstructorRegistry()

@@ -17,6 +17,8 @@ from speechrl.settings import Section, dump, load
 
 TRAIN = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "d.jsonl", "--reward.remote_url", "r.py"]
 SFT = TRAIN[:4]
+SCORE = ["--manifest", "m.jsonl", "--hypotheses", "h.jsonl", "--out", "s.jsonl"]
+BAND = ["--algo.dynamic_filtering_enable", "--algo.dynamic_filtering_range"]
 EVAL = ["--model", "m", "--eval.dataset", "d.jsonl"]
 
 CONFIGS: dict[str, type[Section]] = {
@@ -24,6 +26,7 @@ CONFIGS: dict[str, type[Section]] = {
     "sft": options.SftConfig,
     "check": options.CheckConfig,
     "eval": options.EvalConfig,
+    "score": options.ScoreConfig,
     "export": options.ExportConfig,
     "transcribe": options.TranscribeConfig,
     "serve-reward": options.ServeRewardConfig,
@@ -76,6 +79,19 @@ def test_hyphens_and_equals_signs_are_accepted():
     assert config.rollout.n_samples_per_prompt == 4
 
 
+def test_reward_is_short_for_its_url():
+    config = parse("score", [*SCORE, "--reward", "r.yaml"])
+    assert isinstance(config, options.ScoreConfig)
+    assert config.reward.remote_url == ("r.yaml",)
+    assert parse("train", [*TRAIN[:4], "--reward", "r.py"]) == parse("train", TRAIN)
+
+
+def test_a_range_and_a_pass_score():
+    config = parse("train", [*TRAIN, *BAND, "0.3", "0.8", "--algo.dynamic_filtering_pass_score", "0.9"])
+    assert isinstance(config, options.TrainConfig)
+    assert (config.algo.dynamic_filtering_range, config.algo.dynamic_filtering_pass_score) == ((0.3, 0.8), 0.9)
+
+
 def test_options_that_are_not_given_keep_their_defaults():
     assert parse("train", TRAIN) == options.TrainConfig(
         actor=sections.Actor(model_name_or_path="m"),
@@ -95,6 +111,15 @@ def test_yaml_comes_first_and_flags_win(tmp_path: Path):
         assert config.actor.model_name_or_path == "m"
         assert config.actor.freeze == ()
         assert config.rollout.n_samples_per_prompt == 6
+
+
+def test_yaml_keeps_words_that_yaml_1_1_takes_for_booleans(tmp_path: Path):
+    path = tmp_path / "c.yaml"
+    path.write_text("eval: {dataset: [on, no]}\ndata: {shuffle: off}\nckpt: {overwrite: yes, resume: false}\n")
+    config = parse("train", [*TRAIN, "--eval.steps", "1", "--config", str(path)])
+    assert isinstance(config, options.TrainConfig)
+    assert config.eval.dataset == ("on", "no")
+    assert (config.data.shuffle, config.ckpt.overwrite, config.ckpt.resume) == (False, True, False)
 
 
 def test_yaml_may_leave_required_options_to_flags(tmp_path: Path):
@@ -170,6 +195,9 @@ BAD_FLAGS = [
     ("train", [*TRAIN[:2], *TRAIN[4:]], "--data.prompt_dataset is missing"),
     ("sft", SFT[2:], "--actor.model_name_or_path is missing"),
     ("eval", EVAL[2:], "--model is missing"),
+    ("score", SCORE, "--reward.remote_url is missing"),
+    ("score", [*SCORE[2:], "--reward", "r.py"], "--manifest STR"),
+    ("score", [*SCORE, "--reward", "r.py", "--algo.kl.init_coef", "0.1"], "--algo.kl.init_coef"),
     ("eval", EVAL[:2], "--eval.dataset is missing"),
     ("eval", ["--model", "a/x", "b/x", *EVAL[2:]], "--model: the name 'x' stands for both a/x and b/x"),
     ("eval", [*EVAL[:2], "--eval.dataset", "d=1", "d=2"], "--eval.dataset: the name 'd' stands for both 1 and 2"),
@@ -207,6 +235,24 @@ BAD_FLAGS = [
     ("train", [*TRAIN, "--algo.advantage.estimator", "mwer"], "add --algo.policy_loss reinforce"),
     ("train", [*TRAIN, "--algo.policy_loss", "reinforce", "--train.max_epochs", "2"], "use --train.max_epochs 1"),
     ("train", [*TRAIN, "--algo.policy_loss", "gspo"], "--algo.loss_normalization token: GSPO"),
+    (
+        "train",
+        [*TRAIN, "--algo.advantage.estimator", "gdpo", "--algo.kl.init_coef", "0.1", "--algo.kl.no_use_loss"],
+        "a KL subtracted from the reward would be lost: add --algo.kl.use_loss",
+    ),
+    ("train", [*TRAIN, *BAND, "1", "0"], "--algo.dynamic_filtering_range 1.0 0.0: the first must be below"),
+    (
+        "train",
+        [*TRAIN, *BAND[1:], "0", "1"],
+        "--algo.dynamic_filtering_range 0.0 1.0 needs --algo.dynamic_filtering_ena",
+    ),
+    ("train", [*TRAIN, *BAND, "0"], "--algo.dynamic_filtering_range"),
+    (
+        "train",
+        [*TRAIN, "--algo.dynamic_filtering_pass_score", "0.5"],
+        "--algo.dynamic_filtering_pass_score 0.5 needs --algo.dynamic_filtering_range",
+    ),
+    ("train", [*TRAIN, *BAND, "1", "2", "--algo.dynamic_filtering_pass_score", "0.5"], "it is of shares"),
     ("check", [*TRAIN, "--rollout.n_samples_per_prompt", "1"], "speechrl check: --rollout.n_samples_per_prompt 1"),
     # --config itself
     ("train", ["--config"], "--config needs the path"),

@@ -94,6 +94,19 @@ def test_keyword_arguments_and_parts(tmp_path):
     ]
 
 
+def test_weights_and_filter_scores_go_with_each_group(tmp_path):
+    plugin = returning(
+        tmp_path,
+        "{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3], 'b': [0, 0, 0]}, 'weights': {'a': 1, 'b': 0},"
+        " 'scores': [1, None, 0]}",
+    )
+    weights = {"a": 1.0, "b": 0.0}
+    assert answer_to_scores(plugin.score(REQUEST), GROUPS) == [
+        Scores((1.0, 2.0), {"a": (1.0, 2.0), "b": (0.0, 0.0)}, weights, (1.0, None)),
+        Scores((3.0,), {"a": (3.0,), "b": (0.0,)}, weights, (0.0,)),
+    ]
+
+
 def test_named_arguments_without_kwargs(tmp_path):
     plugin = load(tmp_path, "def reward_func(queries, responses, labels, durations_s=None):\n    return durations_s\n")
     assert plugin.keyword_arguments == ("durations_s",)
@@ -117,6 +130,15 @@ def test_named_arguments_without_kwargs(tmp_path):
         ("{'rewards': [1, 2, 3], 'parts': [1, 2, 3]}", ["parts is a list"]),
         ("{'rewards': [1, 2, 3], 'scores': [1, 2, 'x']}", ["scores[2], of sample utt-b"]),
         ("{'rewards': [1, 2, 3], 'extra_logs': {'m': float('nan')}}", ["extra_logs['m'] holds nan"]),
+        ("{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': {'b': 1}}", ["weights are of ['b']", "['a']"]),
+        ("{'rewards': [1, 2, 3], 'weights': {'b': 1}}", ["weights are of ['b'], but parts are []"]),
+        (
+            "{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': {'a': -1}}",
+            ["weights['a'] is -1", "0 or more"],
+        ),
+        ("{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': {'a': None}}", ["weights['a'] is None"]),
+        ("{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': {'a': float('inf')}}", ["weights['a'] is inf"]),
+        ("{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': [1]}", ["weights is a list"]),
     ],
 )
 def test_malformed_answers(tmp_path, expression, pieces):

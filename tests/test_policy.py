@@ -26,10 +26,21 @@ METRICS = tuple(
 # A file imports from smaller numbers, and from its own package. The first pattern that fits counts.
 LAYERS: dict[int, tuple[str, ...]] = {
     1: ("types", "settings", "sections", "config"),
-    2: ("data.*", "algorithms.*", "reward.compose", "reward.plugin", *METRICS, "tracking", "statistics"),
+    2: (
+        "data.*",
+        "algorithms.*",
+        "tracking",
+        "statistics",
+        *METRICS,
+        "reward.compose",
+        "reward.table",
+        "reward.recipe",
+        "reward.plugin",
+        "reward.summary",
+    ),
     3: ("models.*", "training.batch", "reward.perplexity"),
     4: ("rollout.*", "training.*", "reward.client", "reward.server", "ports"),
-    5: ("launch", "evaluate", "preflight", "stages"),
+    5: ("launch", "evaluate", "preflight", "score", "stages"),
     6: ("loop", "sft", "commands"),
     7: ("cli",),
 }

@@ -13,7 +13,7 @@ from speechrl.config import CheckConfig
 from speechrl.data.audio import write_wav
 from speechrl.models.tiny import build_qwen3_asr
 from speechrl.preflight import check
-from speechrl.sections import Actor, Algo, Ckpt, Data, Kl, RayOptions, Ref, Reward, Rollout
+from speechrl.sections import Actor, Advantage, Algo, Ckpt, Data, Kl, RayOptions, Ref, Reward, Rollout
 
 GOOD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0] * len(queries)}\n"
 
@@ -94,6 +94,16 @@ def test_vllm_that_is_not_installed_is_said_so(
     monkeypatch.setattr("speechrl.preflight.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="vLLM is not installed"):
         check(config(qwen3_asr, noise_manifest, tmp_path, rollout=Rollout(engine="vllm", batch_size=1)))
+
+
+def test_gdpo_without_weights_is_refused_before_training(qwen3_asr: str, noise_manifest: str, tmp_path: Path) -> None:
+    gdpo = Algo(advantage=Advantage(estimator="gdpo"))
+    with pytest.raises(ValueError, match=r"--algo.advantage.estimator gdpo .* gives no parts"):
+        check(config(qwen3_asr, noise_manifest, tmp_path, algo=gdpo))
+    parts = GOOD.replace("}", ", 'parts': {'one': [1.0] * len(queries)}, 'weights': {'one': 1}}")
+    assert check(config(qwen3_asr, noise_manifest, tmp_path, reward=parts, algo=gdpo))[4] == (
+        "reward: 1.0 for the reference of n0 (one 1.0)"
+    )
 
 
 BAD_REWARDS = {

@@ -19,7 +19,8 @@ from speechrl.types import Group, Prompt, Rollout, Scores, Utterance
 LENGTHS = (
     "def reward_func(queries, prompts, labels, responses, **kwargs):\n"
     "    n = [len(r) for r in responses]\n"
-    "    return {'rewards': n, 'parts': {'half': [x / 2 for x in n]}, 'extra_logs': {'mean': n}, 'scores': n}\n"
+    "    parts = {'half': [x / 2 for x in n]}\n"
+    "    return {'rewards': n, 'parts': parts, 'weights': {'half': 2}, 'extra_logs': {'mean': n}, 'scores': n}\n"
 )
 
 
@@ -79,9 +80,9 @@ def test_file_and_server_agree(tmp_path):
     path = write(tmp_path, LENGTHS)
     groups = make_groups(2, 3, 1)
     expected = [
-        Scores((1.0, 2.0), {"half": (0.5, 1.0)}),
-        Scores((1.0, 2.0, 3.0), {"half": (0.5, 1.0, 1.5)}),
-        Scores((1.0,), {"half": (0.5,)}),
+        Scores((1.0, 2.0), {"half": (0.5, 1.0)}, {"half": 2.0}, (1.0, 2.0)),
+        Scores((1.0, 2.0, 3.0), {"half": (0.5, 1.0, 1.5)}, {"half": 2.0}, (1.0, 2.0, 3.0)),
+        Scores((1.0,), {"half": (0.5,)}, {"half": 2.0}, (1.0,)),
     ]
     logs = {"mean": pytest.approx(10 / 6)}
     local = RewardClient([str(path)])
@@ -113,7 +114,7 @@ def test_server_takes_openrlhf_calls_and_names_bad_keys(tmp_path):
         assert httpx.get(f"{base}/health").json()["status"] == "ok"
         schema = httpx.get(f"{base}/schema").json()
         assert schema["request"]["required"] == ["query", "prompts", "labels"]
-        assert list(schema["answer"]["properties"]) == ["rewards", "scores", "extra_logs", "parts"]
+        assert list(schema["answer"]["properties"]) == ["rewards", "scores", "extra_logs", "parts", "weights"]
 
 
 def test_finish_reasons_and_tags_arrive_at_a_served_file(tmp_path):
@@ -247,7 +248,7 @@ def test_close_ends_waiting_retries():
 
 @pytest.mark.parametrize("urls", [[], ["reward.txt"], ["a.py", "b.py"], ["a.py", "http://h/x"], ["http://h:x/y"]])
 def test_unusable_urls(urls):
-    with pytest.raises(ValueError, match=r"--reward\.remote_url is .*give one \.py file"):
+    with pytest.raises(ValueError, match=r"--reward\.remote_url is .*give one \.py or \.yaml file"):
         RewardClient(urls)
 
 
@@ -266,3 +267,6 @@ def test_groups_are_never_cut():
 def test_merge_refuses_different_parts():
     with pytest.raises(RewardError, match="different parts"):
         merge_answers([RewardAnswer([1.0], {"cer": [1.0]}), RewardAnswer([1.0])])
+    answers = [RewardAnswer([1.0], {"cer": [1.0]}, weights={"cer": weight}) for weight in (1.0, 2.0)]
+    with pytest.raises(RewardError, match="different weights"):
+        merge_answers(answers)

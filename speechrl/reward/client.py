@@ -21,6 +21,7 @@ from speechrl.reward.plugin import (
     check_answer,
     name_samples,
 )
+from speechrl.reward.recipe import SUFFIXES
 from speechrl.sections import Reward
 from speechrl.types import Group, Scores
 
@@ -33,9 +34,9 @@ BODY_CHARS = 300  # of a server's answer, in messages
 class RewardClient:
     """The reward of a run, wherever it is computed.
 
-    remote_url: one .py file, or http(s) URLs of replicas that serve the same reward. HTTP requests hold whole groups,
-    as many as fit in `batch_size` completions (one at least), so a reward may compare the samples of a group. Transport
-    errors, 429 and 5xx are tried again on the next replica, unless the server says that it's no use.
+    remote_url: one .py or .yaml file, or http(s) URLs of replicas that serve the same reward. HTTP requests hold whole
+    groups, as many as fit in `batch_size` completions (one at least), so a reward may compare the samples of a group.
+    Transport errors, 429 and 5xx are tried again on the next replica, unless the server says that it's no use.
     """
 
     def __init__(
@@ -149,12 +150,12 @@ class RewardClient:
 
 
 def _names_file(urls: Sequence[str]) -> bool:
-    """True for one .py file, False for http(s) URLs, ValueError for anything else."""
-    if len(urls) == 1 and urls[0].endswith(".py") and "://" not in urls[0]:
+    """True for one .py or .yaml file, False for http(s) URLs, ValueError for anything else."""
+    if len(urls) == 1 and urls[0].endswith((".py", *SUFFIXES)) and "://" not in urls[0]:
         return True
     if urls and all(_is_http(url) for url in urls):
         return False
-    raise ValueError(f"--reward.remote_url is {','.join(urls)!r}; give one .py file, or one or more http(s) URLs")
+    raise ValueError(f"--reward.remote_url is {','.join(urls)!r}; give one .py or .yaml file, or http(s) URLs")
 
 
 def _is_http(text: str) -> bool:
@@ -195,7 +196,10 @@ def merge_answers(answers: Sequence[RewardAnswer]) -> RewardAnswer:
     """Joins the answers of consecutive requests; logs are means weighted by completions."""
     names = {tuple(sorted(answer.parts)) for answer in answers}
     if len(names) > 1:
-        raise RewardError(f"reward servers gave different parts: {sorted(names)}; do they serve the same file?")
+        raise RewardError(f"the reward gave different parts: {sorted(names)}; do all servers serve the same file?")
+    if any(answer.weights != answers[0].weights for answer in answers):
+        weights = [answer.weights for answer in answers]
+        raise RewardError(f"the reward gave different weights: {weights}; do all servers serve the same file?")
     scores = [answer.scores for answer in answers if answer.scores is not None]
     logs = {name: _weighted_log(name, answers) for answer in answers for name in answer.extra_logs}
     return RewardAnswer(
@@ -203,6 +207,7 @@ def merge_answers(answers: Sequence[RewardAnswer]) -> RewardAnswer:
         parts={name: [value for answer in answers for value in answer.parts[name]] for name in answers[0].parts},
         extra_logs=logs,
         scores=[value for values in scores for value in values] if len(scores) == len(answers) else None,
+        weights=answers[0].weights,
     )
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from speechrl.reward.recipe import SUFFIXES, read_recipe
 from speechrl.types import FinishReason, Group, Scores
 
 # What a reward_func gets by keyword, if it takes **kwargs or a parameter of that name.
@@ -89,12 +90,14 @@ class RewardAnswer:
     """Checked: finite floats, or None where the reward or a part abstains; one per completion of the request.
 
     scores: OpenRLHF's second number per completion (for filters), if the reward gives one. extra_logs: means.
+    weights: of every part, if the reward tells them; empty if not.
     """
 
     rewards: list[float | None]
     parts: dict[str, list[float | None]] = field(default_factory=dict)
     extra_logs: dict[str, float] = field(default_factory=dict)
     scores: list[float | None] | None = None
+    weights: dict[str, float] = field(default_factory=dict)
 
 
 def answer_to_scores(answer: RewardAnswer, groups: Sequence[Group]) -> list[Scores]:
@@ -104,7 +107,8 @@ def answer_to_scores(answer: RewardAnswer, groups: Sequence[Group]) -> list[Scor
     for group in groups:
         end = start + len(group.rollouts)
         parts = {name: tuple(values[start:end]) for name, values in answer.parts.items()}
-        scores.append(Scores(rewards=tuple(answer.rewards[start:end]), parts=parts))
+        filter_scores = tuple(answer.scores[start:end]) if answer.scores is not None else ()
+        scores.append(Scores(tuple(answer.rewards[start:end]), parts, answer.weights, filter_scores))
         start = end
     return scores
 
@@ -119,7 +123,8 @@ def name_samples(ids: Sequence[str], most: int = 5) -> str:
 def check_answer(raw: Any, ids: Sequence[str], source: str) -> RewardAnswer:
     """Turns what a plugin or a server returned into a `RewardAnswer`; keys that we don't know are left alone.
 
-    raw: a list or tensor of rewards, or a dict with `rewards` and optionally `scores`, `parts`, `extra_logs`.
+    raw: a list or tensor of rewards, or a dict with `rewards` and optionally `scores`, `parts`, `weights` (by part) and
+    `extra_logs`.
     source: the file or URL, for messages. RewardError names it, the sample's id and index, and what to do.
     """
     if not isinstance(raw, Mapping):
@@ -136,7 +141,27 @@ def check_answer(raw: Any, ids: Sequence[str], source: str) -> RewardAnswer:
         parts={str(name): _numbers(values, ids, f"{source}: parts[{name!r}]") for name, values in parts.items()},
         extra_logs={name: mean for name, mean in means.items() if mean is not None},
         scores=None if scores is None else _numbers(scores, ids, f"{source}: scores"),
+        weights=_weights(raw.get("weights"), {str(name) for name in parts}, source),
     )
+
+
+def _weights(raw: Any, parts: set[str], source: str) -> dict[str, float]:
+    """One finite number, 0 or more, for every part; {} when the answer has none."""
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        raise RewardError(f"{source}: weights is a {type(raw).__name__}; return a dict by name of the part")
+    weights = {str(name): _plain(weight) for name, weight in raw.items()}
+    if weights.keys() != parts and weights:
+        raise RewardError(
+            f"{source}: weights are of {sorted(weights)}, but parts are {sorted(parts)}; give every part a weight (0 "
+            "keeps it for the logs)"
+        )
+    for name, weight in weights.items():
+        hint = "a weight is a number, not None" if weight is None else _fault(weight)
+        if hint or weight < 0:
+            raise RewardError(f"{source}: weights[{name!r}] is {weight!r}: {hint or 'it must be 0 or more'}")
+    return {name: float(weight) for name, weight in weights.items()}
 
 
 def _plain(value: Any) -> Any:
@@ -204,10 +229,13 @@ class RewardPlugin:
 
     @classmethod
     def load(cls, path: str | Path) -> RewardPlugin:
-        """Runs the file and finds its reward_func. ValueError names the flag, the file and the line."""
+        """Runs the file and finds its reward_func; a YAML file becomes one. ValueError names flag, file and line."""
         path = Path(path).expanduser().resolve()
         if not path.is_file():
             raise ValueError(f"--reward.remote_url: there is no reward file {path}")
+        if path.suffix in SUFFIXES:
+            recipe = read_recipe(path)
+            return cls(path, recipe, _keyword_arguments(recipe, path))
         function = getattr(_run_file(path), "reward_func", None)
         if not callable(function) or inspect.iscoroutinefunction(function):
             raise ValueError(

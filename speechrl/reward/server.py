@@ -63,12 +63,13 @@ class RewardCall(BaseModel):
 
 
 class RewardReply(BaseModel):
-    """Answer of POST /get_reward. null abstains; `scores` is null unless the reward file returns it."""
+    """Answer of POST /get_reward. null abstains; `scores` is null and `weights` empty unless the file returns them."""
 
     rewards: list[float | None]
     scores: list[float | None] | None = None
     extra_logs: dict[str, float] = {}
     parts: dict[str, list[float | None]] = {}
+    weights: dict[str, float] = {}
 
 
 def _or(given: list | None, default: list) -> list:
