@@ -6,6 +6,7 @@ What holds for every language is in `_fold` and `_clean`; what a language adds o
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Callable
@@ -30,10 +31,15 @@ def _turkic(text: str) -> str:
     return unicodedata.normalize("NFC", text).replace("İ", "i").replace("I", "ı")
 
 
-# What a language needs in any case: language code -> function of the text as it is given.
-LETTERS: dict[str, Callable[[str], str]] = {"az": _turkic, "tr": _turkic}
+def _thai(text: str) -> str:
+    # Two vowels that look the same when typed in two pieces: ํ + tone + า for ำ, and เเ for แ.
+    return re.sub("\u0e4d([\u0e48-\u0e4b]?)\u0e32", "\\1\u0e33", text).replace("\u0e40\u0e40", "\u0e41")
 
-# What a language offers, in the order in which it is applied: (option, value) -> language code -> function of folded text.
+
+# What a language needs in any case: language code -> function of the text as it is given.
+LETTERS: dict[str, Callable[[str], str]] = {"az": _turkic, "th": _thai, "tr": _turkic}
+
+# What a language offers, in the order in which it is applied: (option, value) -> code -> function of folded text.
 OPTIONS: dict[tuple[str, str], dict[str, Callable[[str], str]]] = {
     ("han", "simplified"): {"yue": simplified, "zh": simplified},
     ("han", "traditional"): {"yue": traditional, "zh": traditional},
@@ -110,6 +116,12 @@ def is_unspaced(char: str) -> bool:
     return unicodedata.category(char)[0] in "LM" and script_of(char) in UNSPACED_SCRIPTS
 
 
+# Wherever such characters are, and some others: to tell quickly that a text has none of them.
+_PERHAPS_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\uabff\uf900-\ufaff\uff00-\uffff\U00010000-\U0010ffff]"
+)
+
+
 @lru_cache(maxsize=65536)
 def _is_mark(char: str) -> bool:
     return unicodedata.category(char)[0] == "M"
@@ -153,8 +165,8 @@ def _fold_by_definition(text: str) -> str:
 # Half of a surrogate pair is no character: a space, since libraries can't encode it.
 _FOLDED = _Table(lambda char: " " if unicodedata.category(char) == "Cs" else _fold_by_definition(char))
 _SPOKEN = _Table(lambda char: char if char == "'" or unicodedata.category(char)[0] in "LMN" else " ")
-# The one mark that has a case, and letters with it: what it becomes depends on the marks beside it.
-_IOTA_BELOW = re.compile("[\u0345\u1f80-\u1ffc]")
+# The one mark that has a case, and characters with it: what it becomes depends on the marks beside it.
+_IOTA_BELOW = re.compile("[\u0345\u037a\u1f80-\u1ffc]")
 _SURROGATES = dict.fromkeys(range(0xD800, 0xE000), " ")
 _LOOSE_APOSTROPHE = re.compile(r"(?<![^ '])'|'(?![^ '])")
 
@@ -224,11 +236,11 @@ def _settled(function: Callable[[str], str], text: str) -> str:
 def unit_text(text: str, rules: Rules = None) -> str:
     """The text whose characters are the `units`."""
     text = normalise(text, rules)
-    if text.isascii():
+    if not _PERHAPS_UNSPACED.search(text):
         return text
     tokens = text.split(" ")
     joined = tokens[:1]
-    for before, token in zip(tokens, tokens[1:], strict=False):
+    for before, token in itertools.pairwise(tokens):
         joined.append(token if is_unspaced(before[-1]) or is_unspaced(token[0]) else f" {token}")
     return "".join(joined)
 
@@ -254,11 +266,17 @@ def words(text: str, rules: Rules = None) -> list[str]:
     Words are split at spaces; in scripts without spaces every character, with the marks on it, is a word of its own.
     Empty text has none.
     """
-    tokens = spaced_words(text, rules)
-    return [word for token in tokens for word in ([token] if token.isascii() else _split_token(token))]
+    return list(_words(text, rules) if len(text) <= LONGEST_CACHED_CHARS else _words.__wrapped__(text, rules))
+
+
+@lru_cache(maxsize=CACHED_TEXTS)
+def _words(text: str, rules: Rules) -> tuple[str, ...]:
+    return tuple(word for token in spaced_words(text, rules) for word in _split_token(token))
 
 
 def _split_token(token: str) -> list[str]:
+    if not _is_mark(token[0]) and not _PERHAPS_UNSPACED.search(token):
+        return [token]
     found: list[str] = []
     previous_unspaced: bool | None = None  # None at the start of a token
     for char in token:

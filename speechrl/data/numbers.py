@@ -1,7 +1,7 @@
 """Numbers in words or in digits: `WORDS` and `DIGITS` have a row for each language that a library gets right.
 
-A row is a function of folded text (lower case, half width) and gives text. Libraries are imported where they are called,
-since most texts hold no number. docs/normalisation.md says what is not offered, and why.
+A row is a function of folded text (lower case, half width) and gives text. Libraries are imported where they are
+called, since most texts hold no number. docs/normalisation.md says what is not offered, and why.
 """
 
 from __future__ import annotations

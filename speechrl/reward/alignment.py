@@ -44,11 +44,11 @@ class Alignment:
 
 def align_units(reference: Sequence[str], hypothesis: Sequence[str]) -> Alignment:
     """An alignment with the fewest edits (Levenshtein 1966). Two empty sequences give no pairs."""
-    pairs = []
+    pairs: list[AlignedPair] = []
     for op in Levenshtein.opcodes(reference, hypothesis):
         length = max(op.src_end - op.src_start, op.dest_end - op.dest_start)
-        said = list(reference[op.src_start : op.src_end]) or [None] * length
-        heard = list(hypothesis[op.dest_start : op.dest_end]) or [None] * length
+        said: Sequence[str | None] = reference[op.src_start : op.src_end] or [None] * length
+        heard: Sequence[str | None] = hypothesis[op.dest_start : op.dest_end] or [None] * length
         pairs += [AlignedPair(_OPS[op.tag], *pair) for pair in zip(said, heard, strict=True)]
     return Alignment(tuple(pairs))
 
