@@ -1,12 +1,15 @@
 """What the options of TextRules do to real sentences; the expected texts are written by hand."""
 
 import random
+from itertools import takewhile
+from pathlib import Path
 
 import pytest
 
-from speechrl.data.languages import LANGUAGES
+from speechrl.data.languages import LANGUAGES, name_of
 from speechrl.data.normalise import OPTIONS, TextRules, normalise
-from speechrl.reward.metrics import cer, mer, wer
+from speechrl.reward.alignment import align, alignment_lines
+from speechrl.reward.metrics import cer, error_counts, mer, wer
 
 SPOKEN = [
     ("zh", "今天是2024年10月5日。", "今天是二零二四年十月五日"),
@@ -147,47 +150,11 @@ def test_an_option_that_a_language_lacks(arguments, message):
 
 
 RULES = [TextRules(code, **{name: value}) for (name, value), codes in OPTIONS.items() for code in codes]
-PIECES = [
-    *[
-        "one",
-        "two",
-        "twenty",
-        "thirty",
-        "hundred",
-        "oh",
-        "point",
-        "double",
-        "half",
-        "and",
-        "second",
-        "dollars",
-        "percent",
-        "colour",
-        "theatre",
-    ],
-    *["un", "deux", "vingt", "mille", "virgule", "premier", "ein", "zwei", "einundzwanzig", "hundert", "komma"],
-    *"年月个個点第時分裡乾著薴瀋彌は円-.,%$½²Ⅷ३٣๒👍'",
-    *[
-        "0",
-        "1",
-        "2",
-        "05",
-        "007",
-        "12",
-        "2024",
-        "1000",
-        "1,000",
-        "1.000",
-        "3.5",
-        "3,5",
-        "10:30",
-        "5g",
-        "１２",
-        "مُ",
-        "שָׁ",
-    ],
-    *"\ud800\u0301\0",
-]
+ENGLISH = "one two twenty thirty hundred oh point double half and second dollars percent colour theatre"
+OTHERS = "un deux vingt mille virgule premier ein zwei einundzwanzig hundert komma مُ שָׁ"
+FIGURES = "0 1 2 05 007 12 2024 1000 1,000 1.000 3.5 3,5 10:30 5g １２"
+CHARACTERS = "年月个個点第時分裡乾著薴瀋彌は円-.,%$½²Ⅷ३٣๒👍'\ud800\u0301\0"
+PIECES = [*ENGLISH.split(), *OTHERS.split(), *FIGURES.split(), *CHARACTERS]
 
 
 @pytest.mark.parametrize("rules", RULES, ids=lambda rules: f"{rules.language}-{rules.numbers}-{rules.han}")
@@ -201,3 +168,53 @@ def test_twice_is_once_and_nothing_crashes(rules):
 
 def test_every_row_is_a_language_of_the_table():
     assert {code for codes in OPTIONS.values() for code in codes} <= set(LANGUAGES)
+
+
+# --- docs/normalisation.md ------------------------------------------------------------------------------------------
+
+DOCS = (Path(__file__).resolve().parent.parent / "docs" / "normalisation.md").read_text(encoding="utf-8")
+
+
+def rows_below(header: str) -> list[list[str]]:
+    """Cells of the table that follows the line of its header."""
+    lines = DOCS.partition(header + "\n")[2].splitlines()[1:]
+    table = list(takewhile(lambda line: line.startswith("|"), lines))
+    assert table, header
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+
+
+def test_the_table_of_options_is_true():
+    documented = rows_below('| language | numbers="words" | numbers="digits" | han | spelling | vowel_marks |')
+    expected = []
+    for code in sorted({code for codes in OPTIONS.values() for code in codes}, key=LANGUAGES.__getitem__):
+        there = [option for option, codes in OPTIONS.items() if code in codes]
+        named = [", ".join(v for n, v in there if n == name) for name in ("han", "spelling", "vowel_marks")]
+        numbers = ["yes" if ("numbers", value) in there else "" for value in ("words", "digits")]
+        expected.append([name_of(code), *numbers, *named])
+    assert documented == expected
+
+
+def test_the_examples_are_true():
+    examples = rows_below("| language | option | text | compared as |")
+    assert len(examples) == 16
+    for language, option, text, expected in examples:
+        assert normalise(text, TextRules(language, **dict([option.split("=")]))) == expected
+
+
+def test_what_always_happens_is_true():
+    steps = rows_below("| step | example |")
+    pairs = [pair.split(" -> ") for _, example in steps for pair in example.split(", ") if "->" in pair]
+    assert len(pairs) == 8
+    assert [(text, normalise(text)) for text, _ in pairs] == [tuple(pair) for pair in pairs]
+
+
+def test_the_counts_of_units_are_true():
+    header = "| measure | counts | Korean 한국 사람 | 我用 iPhone 手机 |"
+    for measure, _, korean, mixed in rows_below(header):
+        for text, expected in (("한국 사람", korean), ("我用 iPhone 手机", mixed)):
+            assert error_counts(measure.strip("`"), [text], [text])[0].reference_length == int(expected)
+
+
+def test_the_alignment_is_true():
+    lines = alignment_lines(align("我用安卓手", "我用 iPhone 手", measure="mer"))
+    assert "\n".join(f"    {line}" for line in lines) in DOCS
