@@ -64,7 +64,7 @@ def test_a_lost_vowel_sign_is_an_error():
     assert len(units("हिन्दी")) == 6
 
 
-@given(TEXTS, st.sampled_from([None, "tr", "English", "ar", "Klingon"]))
+@given(TEXTS, st.sampled_from([None, "tr", "th", "English", "Klingon"]))
 @settings(max_examples=500, deadline=None)
 def test_twice_is_once(text, language):
     assert normalise(normalise(text, language), language) == normalise(text, language)
@@ -112,6 +112,14 @@ def test_long_texts_are_not_kept():
 def test_a_kept_list_is_a_copy():
     words("one two").append("three")
     assert words("one two") == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "expected"),
+    [("เ\u200bเล้ว", "th", "แล้ว"), ("I\u200d\u0307", "tr", "i"), ("\u00adI", "tr", "ı")],
+)
+def test_letters_meet_across_invisible_characters(text, language, expected):
+    assert normalise(text, language) == normalise(normalise(text, language), language) == expected
 
 
 def test_tatweel_stretches_a_word_and_is_not_heard():

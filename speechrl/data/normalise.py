@@ -36,7 +36,7 @@ def _thai(text: str) -> str:
     return re.sub("\u0e4d([\u0e48-\u0e4b]?)\u0e32", "\\1\u0e33", text).replace("\u0e40\u0e40", "\u0e41")
 
 
-# What a language needs in any case: language code -> function of the text as it is given.
+# What a language needs in any case: language code -> function of the text as it is given, but for invisible characters.
 LETTERS: dict[str, Callable[[str], str]] = {"az": _turkic, "th": _thai, "tr": _turkic}
 
 # What a language offers, in the order in which it is applied: (option, value) -> code -> function of folded text.
@@ -162,6 +162,7 @@ def _fold_by_definition(text: str) -> str:
     return text.translate(_APOSTROPHES)
 
 
+_VISIBLE = _Table(lambda char: "" if _is_invisible(char) else char)
 # Half of a surrogate pair is no character: a space, since libraries can't encode it.
 _FOLDED = _Table(lambda char: " " if unicodedata.category(char) == "Cs" else _fold_by_definition(char))
 _SPOKEN = _Table(lambda char: char if char == "'" or unicodedata.category(char)[0] in "LMN" else " ")
@@ -208,7 +209,7 @@ def normalise(text: str, rules: Rules = None) -> str:
 def _normalised(text: str, rules: Rules) -> str:
     letters, options = _functions(rules)
     if letters is not None:
-        text = letters(text)
+        text = letters(text.translate(_VISIBLE))
     if not options:
         return _clean(_fold(text))
     return _settled(lambda given: _with_options(given, options), text)
