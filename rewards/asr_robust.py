@@ -27,9 +27,9 @@ def reward_func(queries, prompts, labels, *, responses, languages, durations_s, 
 
 def score(hyp, ref, language, duration_s, finish_reason):
     """The parts of one sample, each in [0, 1], or None where it doesn't apply to the utterance."""
-    silence = silence_score(hyp, ref, language=language)  # None: something is said
+    silence = silence_score(hyp, ref, rules=language)  # None: something is said
     of_speech = {
-        "grounded": grounded_share(hyp, ref, language=language),
+        "grounded": grounded_share(hyp, ref, rules=language),
         "fluency": fluency(hyp),
         "rate": speaking_rate(hyp, duration_s, language),
         "ending": complete_ending(hyp, ref, finish_reason, language),

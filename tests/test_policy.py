@@ -19,10 +19,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-METRICS = tuple(
-    f"reward.{name}"
-    for name in ("metrics", "keywords", "language", "fluency", "lengths", "hallucination", "entities", "formats")
-)
+TEXT_METRICS = ("metrics", "alignment", "keywords", "language", "fluency", "lengths", "hallucination", "entities")
+METRICS = tuple(f"reward.{name}" for name in (*TEXT_METRICS, "formats"))
 # A file imports from smaller numbers, and from its own package. The first pattern that fits counts.
 LAYERS: dict[int, tuple[str, ...]] = {
     1: ("types", "settings", "sections", "config"),
@@ -49,6 +47,7 @@ ALLOWED = {
     ("sections", "settings"): "the options are made of sections",
     ("config", "s*"): "a command takes the sections that it reads, and is parsed by settings",
     ("reward.*", "data.normalise"): "an error rate is defined on normalised text",
+    ("reward.*", "data.languages"): "and a language goes by many names",
     ("training.batch", "models.families"): "a batch holds what a family's feature extractor makes",
     ("training.*", "rollout.*"): "a rank samples with the weights that it trains",
     ("*", "ports"): "where processes meet",

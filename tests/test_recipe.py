@@ -91,6 +91,7 @@ LOOP_RATIO = 1000 / len(zlib.compress(b"ab" * 500))
 ROWS = [
     ("cer", {}, 15 / 22),
     ("wer", {}, 6 / 5),
+    ("mer", {}, 6 / 5),
     ("keyword_f1", {}, 0.0),
     ("entity_f1", {}, 2 / (2 + 1 + 2)),
     ("b_wer", {}, 1.0),
@@ -126,6 +127,8 @@ def test_every_row_is_tested_and_on_the_page():
 @pytest.mark.parametrize(
     ("name", "changes", "args", "value"),
     [
+        ("wer", {"hyp": "我用 10", "ref": "我要 10"}, {}, 1 / 2),
+        ("mer", {"hyp": "我用 10", "ref": "我要 10"}, {}, 1 / 3),
         ("b_wer", {"keywords": []}, {}, None),
         ("b_wer", {"keywords": ["at"]}, {}, 2.0),  # inserted twice, said once
         ("compression_ratio", {"hyp": "ab" * 500}, {}, LOOP_RATIO - 2.4),
@@ -208,7 +211,7 @@ BAD = [
     ("parts: {x: {metric: fluency, weight: 1}}\nlogs: 1", "r.yaml:2: logs: unknown key; allowed: parts"),
     (
         "parts:\n  x: {metric: cerr, weight: 1}",
-        "r.yaml:2: parts.x.metric: there is no 'cerr' (allowed: cer, wer, keyword_f1, ",
+        "r.yaml:2: parts.x.metric: there is no 'cerr' (allowed: cer, wer, mer, keyword_f1, ",
     ),
     ("parts:\n  x: {metric: cerr, weight: 1}", "language_tag); did you mean cer?"),
     (

@@ -17,7 +17,7 @@ from speechrl.reward.hallucination import grounded_share, silence_score
 from speechrl.reward.keywords import bias_counts, keyword_f1
 from speechrl.reward.language import language_consistency, language_match
 from speechrl.reward.lengths import complete_ending, length_agreement, speaking_rate
-from speechrl.reward.metrics import cer, wer
+from speechrl.reward.metrics import cer, mer, wer
 from speechrl.types import FinishReason
 
 
@@ -112,6 +112,7 @@ def _grounded_share(sample: Sample, *, at_least: int = 3) -> float:
 METRICS: dict[str, Metric] = {
     "cer": Metric(lambda sample: cer(sample.hyp, sample.ref, sample.language), less_is_better=True),
     "wer": Metric(lambda sample: wer(sample.hyp, sample.ref, sample.language), less_is_better=True),
+    "mer": Metric(lambda sample: mer(sample.hyp, sample.ref, sample.language), less_is_better=True),
     "keyword_f1": Metric(lambda sample: keyword_f1(sample.hyp, sample.keywords, sample.ref, sample.language)),
     "entity_f1": Metric(
         lambda sample: keyword_f1(sample.hyp, entities_of(sample.metadata), sample.ref, sample.language)
