@@ -93,7 +93,6 @@ def test_keyword_arguments_and_parts(tmp_path):
 
 def test_named_arguments_without_kwargs(tmp_path):
     plugin = load(tmp_path, "def reward_func(queries, responses, labels, durations_s=None):\n    return durations_s\n")
-    assert plugin.keyword_arguments == ("durations_s",)
     assert plugin.score(REQUEST).rewards == [1.5, 1.5, 1.5]
 
 
@@ -144,8 +143,8 @@ def test_exception_names_line_and_samples(tmp_path):
     [
         ("def reward_func(a, b, c)\n    pass\n", "my_reward.py:1: expected ':'"),
         ("x = 1\nimport no_such_module_x\n", "my_reward.py:2: ModuleNotFoundError while loading"),
-        ("def reward(queries): pass\n", "its reward_func is missing"),
-        ("reward_func = 3\n", "its reward_func is 3"),
+        ("def reward(queries): pass\n", "reward_func is missing"),
+        ("reward_func = 3\n", "reward_func is 3"),
         ("async def reward_func(a, b, c): pass\n", "ordinary function"),
         ("def reward_func(queries, prompts): pass\n", "can't be called as"),
         ("def reward_func(queries, prompts, labels, tokenizer): pass\n", "missing a required argument: 'tokenizer'"),

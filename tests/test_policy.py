@@ -22,9 +22,18 @@ ROOT = Path(__file__).resolve().parent.parent
 # A file imports from smaller numbers, and from its own package. The first pattern that fits counts.
 LAYERS: dict[int, tuple[str, ...]] = {
     1: ("types", "settings", "sections", "config"),
-    2: ("data.*", "algorithms.*", "reward.metrics", "reward.compose", "reward.plugin", "tracking", "statistics"),
+    2: (
+        "data.*",
+        "algorithms.*",
+        "reward.metrics",
+        "reward.compose",
+        "reward.signatures",
+        "reward.plugin",
+        "tracking",
+        "statistics",
+    ),
     3: ("models.*", "training.batch"),
-    4: ("rollout.*", "training.*", "reward.client", "reward.server", "ports"),
+    4: ("rollout.*", "training.*", "reward.client", "reward.transport", "reward.server", "reward.workers", "ports"),
     5: ("launch", "evaluate", "preflight", "stages"),
     6: ("loop", "sft", "commands"),
     7: ("cli",),
