@@ -169,7 +169,7 @@ def try_reward(client: RewardClient, builder: PromptBuilder, utterance: Utteranc
     prompt = builder.prepare(utterance).prompt
     ids = builder.label_ids(utterance, with_language=False)
     rollout = Rollout(ids, (0.0,) * len(ids), "stop", 0, utterance.text, utterance.text, utterance.language)
-    scores = client.score([Group(prompt, (rollout,) * num_samples)])[0]
+    scores = client.trial([Group(prompt, (rollout,) * num_samples)])[0]
     parts = ", ".join(f"{name} {values[0]}" for name, values in scores.parts.items())
     if all(reward is None for reward in scores.rewards):
         return f"reward: WARNING, it abstains (None) for the reference of {utterance.id}; nothing is learnt from it"
