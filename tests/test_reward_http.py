@@ -1,14 +1,11 @@
-"""The client against real servers on loopback ports. tests/test_reward_server.py has those of `speechrl serve-reward`."""
+"""The reward client against real servers on loopback ports; tests/test_reward_server.py has our own server."""
 
-import contextlib
 import socket
 import threading
 import time
 from datetime import UTC, datetime
 
-import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
@@ -19,22 +16,7 @@ from speechrl.reward.transport import rest_s
 from speechrl.sections import Reward
 from speechrl.types import Group, Prompt, Rollout, Scores, Utterance
 
-
-@contextlib.contextmanager
-def running(app: FastAPI):
-    """Serves `app` in a thread; gives its base address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        deadline = time.monotonic() + 20
-        while not server.started and time.monotonic() < deadline:
-            time.sleep(0.01)
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(20)
+from .reward_servers import client_of, make_groups, running
 
 
 class Scripted:
@@ -53,21 +35,6 @@ class Scripted:
         self.tokens.append(request.headers.get("authorization"))
         status, body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return Response(body, status_code=status, media_type="application/json", headers=self.headers)
-
-
-def make_groups(*sizes: int) -> list[Group]:
-    """Groups utt-0, utt-1, ... of these sizes; the g-th response is g + 1 letters long."""
-    groups = []
-    for index, size in enumerate(sizes):
-        utterance = Utterance(f"utt-{index}", "ref", metadata={"index": index})
-        rollouts = tuple(Rollout((1,), (-0.5,), "stop", 0, f"<t>{'x' * g}", "x" * g) for g in range(1, size + 1))
-        groups.append(Group(Prompt(utterance, (7,), "p:"), rollouts))
-    return groups
-
-
-def client_of(*bases: str, **options) -> RewardClient:
-    urls = tuple(f"{base}/get_reward" for base in bases)
-    return RewardClient.from_options(Reward(remote_url=urls, **options), backoff_s=0.01)
 
 
 def test_503_twice_then_success():
@@ -246,7 +213,7 @@ def test_a_replica_that_asks_for_rest_gets_it_and_the_other_does_not_wait(monkey
     assert 40 < to_first <= 50
 
 
-# --- tokens -----------------------------------------------------------------------------------------------------------
+# --- tokens ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_token_goes_to_every_server_and_into_no_message(monkeypatch):
@@ -277,7 +244,7 @@ def test_a_variable_without_a_token_is_named(value, message, monkeypatch):
         client_of("http://127.0.0.1:9", token_env="REWARD_TOKEN")
 
 
-# --- parts from several places ------------------------------------------------------------------------------------------
+# --- parts from several places --------------------------------------------------------------------------------------
 
 
 def test_parts_from_two_servers_and_a_file(tmp_path):
@@ -341,7 +308,7 @@ def test_trial_asks_every_replica():
         assert client_of(one, two).trial(make_groups(1)) == [Scores((1.0,))]
 
 
-# --- OpenRLHF's own server ----------------------------------------------------------------------------------------------
+# --- OpenRLHF's own server ------------------------------------------------------------------------------------------
 
 
 def test_openrlhf_server():

@@ -31,6 +31,7 @@ from speechrl.settings import read_secret
 
 KEEP_ALIVE_S = 30  # longer than clients keep idle connections, so that they don't send into one that we close
 END_S = 30  # requests that are being scored when the server is told to end have this long
+BACKLOG = 128  # connections that wait until the event loop takes them
 BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 NO_TOKEN = "the server asks for a bearer token (--token_env)"
 
@@ -254,6 +255,7 @@ def serve(options: ServeRewardConfig) -> None:
                 uvicorn.Config(app, log_level="info", timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=END_S)
             )
             workers.on_failure = lambda: setattr(server, "should_exit", True)
+            listener.listen(BACKLOG)
             print(f"serving {options.file} at http://{host}:{port}/get_reward, workers: {options.workers}", flush=True)
             if not token and not ipaddress.ip_address(host).is_loopback:
                 print(f"warning: --host {options.host} without --token_env: whoever reaches the port can use it")

@@ -37,7 +37,7 @@ def find_functions(module: ModuleType, keywords: Sequence[str]) -> list[RewardFu
     """
     function, functions = getattr(module, "reward_func", None), getattr(module, "reward_funcs", None)
     if functions is None:
-        return [_one("reward_func", function, keywords)]
+        return [reward_function("reward_func", function, keywords)]
     if not isinstance(functions, list | tuple) or not functions:
         raise ValueError(f"reward_funcs must be a list of functions, but is {functions!r}")
     if function is not None and function not in functions:
@@ -47,7 +47,10 @@ def find_functions(module: ModuleType, keywords: Sequence[str]) -> list[RewardFu
     if twice:
         raise ValueError(f"reward_funcs holds several functions named {twice[0]}; parts need names of their own")
     weights = _weights(getattr(module, "reward_weights", None), len(functions))
-    return [_one(name, each, keywords, weight) for name, each, weight in zip(names, functions, weights, strict=True)]
+    return [
+        reward_function(name, each, keywords, weight)
+        for name, each, weight in zip(names, functions, weights, strict=True)
+    ]
 
 
 def _weights(given: Any, count: int) -> list[float]:
@@ -61,7 +64,8 @@ def _weights(given: Any, count: int) -> list[float]:
     return [float(weight) for weight in numbers]
 
 
-def _one(name: str, function: Any, keywords: Sequence[str], weight: float | None = None) -> RewardFunction:
+def reward_function(name: str, function: Any, keywords: Sequence[str], weight: float | None = None) -> RewardFunction:
+    """Tells the kind of a function by its parameters. weight: of one among several. ValueError as `find_functions`."""
     if not callable(function) or inspect.iscoroutinefunction(function):
         raise ValueError(
             "it must define an ordinary function reward_func(queries, prompts, labels), reward_func(completions, "
