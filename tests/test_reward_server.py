@@ -254,8 +254,8 @@ def test_size(tmp_path):
         assert "answered 413" in str(caught.value)
         assert "longer than --max_request_mb 0.01" in str(caught.value)
         assert "smaller --reward.batch_size" in str(caught.value)
-        # more than socket buffers hold: the answer comes all the same
-        huge = httpx.post(f"{base}/get_reward", content=b"x" * 30_000_000, timeout=20)
+        # more than socket buffers hold, from a client that does not look for an answer while it sends
+        huge = requests.post(f"{base}/get_reward", data=b"x" * 30_000_000, timeout=20)
         assert (huge.status_code, huge.json()["retry"]) == (413, False)
         assert metric(base, 'requests_total{status="413"}') == 2
 
@@ -328,7 +328,7 @@ def test_a_file_that_a_new_worker_can_not_load_ends_the_server(tmp_path):
     try:
         app = make_app(workers, ServeRewardConfig(file=str(path)))
         with running(app) as base, pytest.raises(RewardError, match="ModuleNotFoundError while loading"):
-            client_of(base, max_retries=0).score(make_groups(1))
+            client_of(base, max_retries=1).score(make_groups(1))
     finally:
         workers.close()
     assert len(failures) == 1

@@ -20,7 +20,7 @@ END_S = 5.0  # a worker has this long to end by itself
 
 
 class WorkerDied(Exception):
-    """A worker ended while it scored; another takes its place."""
+    """A worker ended while it scored. The next call starts another."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +71,18 @@ class Workers:
         """One call of the file. RewardError as from `RewardPlugin.score`; WorkerDied if another try may do better."""
         worker = self._idle.get()
         try:
-            if not worker.process.is_alive():  # killed while it had nothing to do
+            if not worker.process.is_alive():
                 worker = self._replace(worker)
             worker.pipe.send(request)
             answer = worker.pipe.recv()
         except (EOFError, OSError) as error:
             worker.process.join(END_S)
-            fault = f"a worker ended with exit code {worker.process.exitcode} while scoring {name_samples(request.ids)}"
-            worker = self._replace(worker)
-            raise WorkerDied(fault) from error
+            code = worker.process.exitcode
+            raise WorkerDied(
+                f"a worker ended with exit code {code} while scoring {name_samples(request.ids)}"
+            ) from error
         finally:
-            self._idle.put(worker)
+            self._idle.put(worker)  # a dead one is replaced by whoever takes it
         if isinstance(answer, RewardError):
             raise answer
         return answer
