@@ -220,11 +220,8 @@ def test_export_reads_back_and_keeps_the_layout(family: str, tmp_path: Path, req
 def test_an_export_names_its_model_class(family: str, request: pytest.FixtureRequest) -> None:
     """vLLM's server takes a folder without `architectures` for an embedding model."""
     config = json.loads((Path(request.getfixturevalue(family)) / "config.json").read_text())
-    assert (
-        config["architectures"]
-        == {
-            "qwen3_asr": ["Qwen3ASRForConditionalGeneration"],
-            "qwen2_audio": ["Qwen2AudioForConditionalGeneration"],
-            "causal_lm": ["Qwen3ForCausalLM"],
-        }[family]
-    )
+    assert config["architectures"] == {
+        "qwen3_asr": ["Qwen3ASRForConditionalGeneration"],
+        "qwen2_audio": ["Qwen2AudioForConditionalGeneration"],
+        "causal_lm": ["Qwen3ForCausalLM"],
+    }[family]

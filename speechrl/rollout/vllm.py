@@ -204,7 +204,8 @@ class VllmEngine:
         self._call("start_update")
         whole = first or self.sleeps  # sleep forgets what does not train, too
         sent = [
-            rank.send_weights.remote(self.servers, not whole, self.options, self.transfer) for rank in self.policy.ranks
+            rank.send_weights.remote(self.servers, not whole, self.options, self.transfer)
+            for rank in self.policy.ranks
         ]
         wait_for_engines(sent, self.options.sync_timeout_s, "take the weights")
         version, num_bytes = ray.get(sent[0])

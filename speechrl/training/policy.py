@@ -100,15 +100,11 @@ class PolicyRank(InferenceRank):
         for _ in range(config.train.max_epochs):
             for rows in steps:
                 norms.append(self._update_once(rows, audio, learning_rate, meter))
-        return (
-            _policy_metrics(meter.over_ranks(self.device), num_steps=len(norms))
-            | _peak_memory(self.device)
-            | {
-                "train/grad_norm": float(np.mean(norms)),
-                "train/learning_rate": learning_rate,
-                "train/optimizer_steps": float(self.weights_version),
-            }
-        )
+        return _policy_metrics(meter.over_ranks(self.device), num_steps=len(norms)) | _peak_memory(self.device) | {
+            "train/grad_norm": float(np.mean(norms)),
+            "train/learning_rate": learning_rate,
+            "train/optimizer_steps": float(self.weights_version),
+        }
 
     def _update_once(self, rows: list[Row], audio: Audio, learning_rate: float, meter: Meter) -> float:
         config = self.config
@@ -311,7 +307,9 @@ class PolicyRank(InferenceRank):
         """The NCCL group in which rank 0 sends weights to engines."""
         self._sync_group = vllm_api.open_group(address, port, world_size)
 
-    def send_weights(self, engines: Sequence[Any], trained_only: bool, options: Vllm, transfer: str) -> tuple[int, int]:
+    def send_weights(
+        self, engines: Sequence[Any], trained_only: bool, options: Vllm, transfer: str
+    ) -> tuple[int, int]:
         """The language model's weights to engines that have started an update: rank 0 sends, all gather.
 
         Returns (version, bytes). Raises TimeoutError after --vllm.sync_timeout_s.
