@@ -68,7 +68,7 @@ def _serve_reward(argv: list[str]) -> None:
     config = parse(options.ServeRewardConfig, argv, "speechrl serve-reward")
     from speechrl.reward.server import serve
 
-    serve(config.file, config.host, config.port)
+    serve(config)
 
 
 def _synth(argv: list[str]) -> None:

@@ -35,7 +35,7 @@ from speechrl.sections import (
     Train,
     Vllm,
 )
-from speechrl.settings import Section, load, read_yaml
+from speechrl.settings import Section, load, named_lists, named_numbers, read_yaml
 from speechrl.settings import dump as dump  # for whoever saves a config
 from speechrl.settings import named_paths as named_paths
 
@@ -139,11 +139,19 @@ class ServeRewardConfig(Section):
     """Serve a reward file over HTTP."""
 
     file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FILE")]
-    """Python file with reward_func(queries, prompts, labels), or YAML file of parts."""
+    """Python file with a reward_func, or YAML file of parts."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(default=5000, ge=0, le=65535)
     """Port to listen on; 0 picks a free one and prints it."""
+    workers: int = Field(default=1, ge=1)
+    """Processes that score, each with the file loaded; each scores one request at a time."""
+    max_queue: int = Field(default=64, ge=0)
+    """Requests that may wait for a worker; further ones get 429 and are told when to come back."""
+    max_request_mb: float = Field(default=64.0, gt=0)
+    """Longest request body in megabytes (1e6 bytes); longer ones get 413."""
+    token_env: str = ""
+    """Environment variable with a bearer token that requests must bring; none is asked for if empty."""
 
 
 class SynthConfig(Section):
@@ -188,6 +196,8 @@ def check(config: Section) -> None:
         _check_sft(config)
     if isinstance(config, ScoreConfig) and not config.reward.remote_url:
         raise ValueError(NO_REWARD)
+    if isinstance(config, TrainConfig | EvalConfig | ScoreConfig):
+        reward_parts(config.reward)
     if isinstance(config, EvalConfig):
         if not config.model or not config.eval.dataset:
             raise ValueError(f"{'--eval.dataset' if config.model else '--model'} is missing: give at least one")
@@ -225,6 +235,29 @@ def _check_common(config: Common) -> None:
         raise ValueError(f"--eval.best_metric {best} needs --eval.steps above 0")
     if names and not config.eval.steps and not isinstance(config, CheckConfig):
         raise ValueError("--eval.dataset is given, but --eval.steps is 0, so nothing would be evaluated")
+
+
+def reward_parts(reward: Reward) -> tuple[dict[str, tuple[str, ...]], dict[str, float]]:
+    """(what gives each part, its weight) by name, both with the same names; ({"": places}, {}) for a reward without.
+
+    ValueError when names or weights don't fit each other.
+    """
+    places = named_lists(reward.remote_url, "--reward.remote_url")
+    weights = named_numbers(reward.weights, "--reward.weights")
+    names = set(places) - {""}
+    unweighted, unknown = sorted(names - set(weights)), sorted(set(weights) - names)
+    if unknown and not names:
+        raise ValueError(f"--reward.weights {unknown[0]}: name the parts in --reward.remote_url, as {unknown[0]}=URL")
+    if unknown:
+        raise ValueError(f"--reward.weights {unknown[0]}: --reward.remote_url names {sorted(names)}")
+    if unweighted:
+        raise ValueError(f"--reward.weights has none for {unweighted[0]} of --reward.remote_url: add {unweighted[0]}=1")
+    wrong = [name for name, weight in weights.items() if not 0 <= weight < float("inf")]
+    if wrong:
+        raise ValueError(f"--reward.weights {wrong[0]}={weights[wrong[0]]:g}: give a finite number, 0 or more")
+    if weights and not any(weights.values()):
+        raise ValueError("--reward.weights are all 0: then every reward is None")
+    return places, weights
 
 
 def _check_sft(config: SftConfig) -> None:

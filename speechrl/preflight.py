@@ -163,15 +163,16 @@ def _round_trip(builder: PromptBuilder, utterance: Utterance) -> str:
 
 
 def try_reward(client: RewardClient, builder: PromptBuilder, utterance: Utterance, config: TrainConfig) -> str:
-    """Score the reference itself, as if every sample of a group had said it; returns what the reward said of it.
+    """Score the reference itself, with the family's tags, as if every sample of a group had said it; returns what the
+    reward said of it.
 
     Raises RewardError for a reward that raises, or answers what is no reward, and ValueError for one that lacks what
     --algo.advantage.estimator reads: before training, not in its first step.
     """
     prompt = builder.prepare(utterance).prompt
-    ids = builder.label_ids(utterance, with_language=False)
-    rollout = Rollout(ids, (0.0,) * len(ids), "stop", 0, utterance.text, utterance.text, utterance.language)
-    scores = client.score([Group(prompt, (rollout,) * config.rollout.n_samples_per_prompt)])[0]
+    ids = builder.label_ids(utterance, with_language=bool(utterance.language))
+    rollout = Rollout(ids, (0.0,) * len(ids), "stop", 0, *builder.decode(ids[:-1], utterance))
+    scores = client.trial([Group(prompt, (rollout,) * config.rollout.n_samples_per_prompt)])[0]
     GroupRewards.from_scores([scores], config.algo.advantage.estimator)
     parts = ", ".join(f"{name} {values[0]}" for name, values in scores.parts.items())
     if all(reward is None for reward in scores.rewards):

@@ -216,11 +216,15 @@ class Reward(Section):
     """What scores a completion."""
 
     remote_url: Annotated[tuple[str, ...], tyro.conf.arg(aliases=("--reward",))] = ()
-    """A Python file with reward_func(queries, prompts, labels), a YAML file of parts, or http(s) URLs of servers."""
+    """A Python or YAML file, or http(s) URLs of servers of one; NAME=FILE and NAME=URL for several parts."""
+    weights: tuple[str, ...] = ()
+    """NAME=WEIGHT of each NAME in --reward.remote_url; the reward is the weighted mean of these parts."""
+    token_env: str = ""
+    """Environment variable with the bearer token of the reward servers; every URL gets it."""
     timeout_s: float = Field(default=60.0, gt=0)
     """Of one HTTP request."""
     max_retries: int = Field(default=5, ge=0)
-    """On transport errors, 429 and 5xx; then the run stops."""
+    """On transport errors, 429 and 5xx, after a growing wait or as long as the server asks; then the run stops."""
     concurrency: int = Field(default=8, ge=1)
     """HTTP requests in flight."""
     batch_size: int = Field(default=64, ge=1)

@@ -16,6 +16,7 @@ from speechrl.cli import COMMANDS
 from speechrl.settings import Section, dump, load
 
 TRAIN = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "d.jsonl", "--reward.remote_url", "r.py"]
+PARTS = [*TRAIN[:4], "--reward.remote_url", "a=http://h/x", "b=r.py"]
 SFT = TRAIN[:4]
 SCORE = ["--manifest", "m.jsonl", "--hypotheses", "h.jsonl", "--out", "s.jsonl"]
 BAND = ["--algo.dynamic_filtering_enable", "--algo.dynamic_filtering_range"]
@@ -191,6 +192,19 @@ BAD_FLAGS = [
     ("sft", ["--actor.num_ranks", "0", "--ckpt.max_num", "0"], "got 0; --ckpt.max_num: Input should be greater"),
     # cross-checks
     ("train", SFT, "--reward.remote_url is missing"),
+    ("train", [*TRAIN, "--reward.weights", "cer=1"], "--reward.weights cer: name the parts in --reward.remote_url, as"),
+    ("train", [*PARTS], "--reward.weights has none for a of --reward.remote_url: add a=1"),
+    ("train", [*PARTS, "--reward.weights", "a=1"], "--reward.weights has none for b of --reward.remote_url: add b=1"),
+    ("train", [*PARTS, "--reward.weights", "c=1"], "--reward.weights c: --reward.remote_url names ['a', 'b']"),
+    ("train", [*PARTS, "--reward.weights", "a=1", "b=-1"], "--reward.weights b=-1: give a finite number, 0 or more"),
+    ("train", [*PARTS, "--reward.weights", "a=nan", "b=1"], "--reward.weights a=nan: give a finite number, 0 or more"),
+    ("train", [*PARTS, "--reward.weights", "a=0", "b=0"], "--reward.weights are all 0"),
+    ("train", [*PARTS, "--reward.weights", "a"], "--reward.weights a: write name=number"),
+    ("train", [*PARTS, "--reward.weights", "=1"], "--reward.weights =1: write name=number"),
+    ("train", [*PARTS, "--reward.weights", "a=1", "a=2"], "--reward.weights a=2: a is given twice"),
+    ("train", [*PARTS, "c.py"], "--reward.remote_url c.py has no name, others have"),
+    ("eval", [*EVAL, "--reward.weights", "cer=1"], "--reward.weights cer: name the parts"),
+    ("serve-reward", ["r.py", "--workers", "0"], "--workers: Input should be greater than or equal to 1, got 0"),
     ("train", TRAIN[2:], "--actor.model_name_or_path is missing"),
     ("train", [*TRAIN[:2], *TRAIN[4:]], "--data.prompt_dataset is missing"),
     ("sft", SFT[2:], "--actor.model_name_or_path is missing"),

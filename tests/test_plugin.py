@@ -109,7 +109,6 @@ def test_weights_and_filter_scores_go_with_each_group(tmp_path):
 
 def test_named_arguments_without_kwargs(tmp_path):
     plugin = load(tmp_path, "def reward_func(queries, responses, labels, durations_s=None):\n    return durations_s\n")
-    assert plugin.keyword_arguments == ("durations_s",)
     assert plugin.score(REQUEST).rewards == [1.5, 1.5, 1.5]
 
 
@@ -133,8 +132,8 @@ def test_named_arguments_without_kwargs(tmp_path):
         ("{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': {'b': 1}}", ["weights are of ['b']", "['a']"]),
         ("{'rewards': [1, 2, 3], 'weights': {'b': 1}}", ["weights are of ['b'], but parts are []"]),
         (
-            "{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': {'a': -1}}",
-            ["weights['a'] is -1", "0 or more"],
+            "{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': {'a': '1'}}",
+            ["weights['a'] is '1'", "not str"],
         ),
         ("{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': {'a': None}}", ["weights['a'] is None"]),
         ("{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': {'a': float('inf')}}", ["weights['a'] is inf"]),
@@ -169,8 +168,8 @@ def test_exception_names_line_and_samples(tmp_path):
     [
         ("def reward_func(a, b, c)\n    pass\n", "my_reward.py:1: expected ':'"),
         ("x = 1\nimport no_such_module_x\n", "my_reward.py:2: ModuleNotFoundError while loading"),
-        ("def reward(queries): pass\n", "its reward_func is missing"),
-        ("reward_func = 3\n", "its reward_func is 3"),
+        ("def reward(queries): pass\n", "reward_func is missing"),
+        ("reward_func = 3\n", "reward_func is 3"),
         ("async def reward_func(a, b, c): pass\n", "ordinary function"),
         ("def reward_func(queries, prompts): pass\n", "can't be called as"),
         ("def reward_func(queries, prompts, labels, tokenizer): pass\n", "missing a required argument: 'tokenizer'"),

@@ -44,6 +44,31 @@ def test_what_fits_is_said_line_by_line(qwen3_asr: str, noise_manifest: str, tmp
     assert lines[4] == "reward: 1.0 for the reference of n0"
 
 
+def test_parts_from_several_files_are_tried(qwen3_asr: str, noise_manifest: str, tmp_path: Path) -> None:
+    (tmp_path / "half.py").write_text(GOOD.replace("1.0", "0.5"))
+    reward = Reward(remote_url=(f"a={tmp_path}/reward.py", f"b={tmp_path}/half.py"), weights=("a=3", "b=1"))
+    lines = check(config(qwen3_asr, noise_manifest, tmp_path).model_copy(update={"reward": reward}))
+    assert lines[4] == "reward: 0.875 for the reference of n0 (a 1.0, b 0.5)"
+
+
+@pytest.mark.parametrize(("force_language", "tag", "chars"), [(False, 1.0, 33), (True, 0.0, 7)])
+def test_the_reference_is_tried_with_its_language_tag(
+    force_language: bool, tag: float, chars: int, qwen3_asr: str, tmp_path: Path
+) -> None:
+    """language English<asr_text>turn on; a tag that is forced belongs to the prompt."""
+    reward = (
+        "from speechrl.reward.formats import language_tag\n"
+        "def reward_func(queries, prompts, labels, *, responses, languages, raw_responses):\n"
+        "    assert responses == labels == ['turn on'] * len(labels)\n"
+        "    tags = [language_tag(*pair) for pair in zip(raw_responses, languages)]\n"
+        "    return {'rewards': tags, 'parts': {'raw': [len(raw) for raw in raw_responses]}}\n"
+    )
+    manifest = one_row(tmp_path, language="en", id="u")
+    data = Data(prompt_dataset=(manifest,), force_language=force_language)
+    lines = check(config(qwen3_asr, manifest, tmp_path, reward, data=data))
+    assert lines[4] == f"reward: {tag} for the reference of u (raw {chars}.0)"
+
+
 def test_a_text_model_given_audio_is_refused(causal_lm: str, noise_manifest: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"noise.jsonl:1: utterance n0 has audio, but the model \(causal_lm\)"):
         check(config(causal_lm, noise_manifest, tmp_path))

@@ -6,12 +6,13 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
-from fastapi.testclient import TestClient
 
 from speechrl.reward.plugin import RewardError, RewardPlugin, RewardRequest, check_answer
-from speechrl.reward.server import make_app
 from speechrl.reward.table import FIELDS, METRICS, Metric, Sample
+
+from .reward_servers import serving
 
 
 def request(*pairs: tuple[str, str], **columns: list) -> RewardRequest:
@@ -269,5 +270,6 @@ def test_a_served_recipe_gives_what_the_file_gives(tmp_path: Path):
     plugin = load(tmp_path, GATED)
     asked = request(("call anna", "call anna"), ("1 2", "call"), keywords=[["anna"], []])
     body = {"query" if name == "queries" else name: value for name, value in vars(asked).items()}
-    answer = TestClient(make_app(tmp_path / "r.yaml")).post("/get_reward", json=body).json()
+    with serving(tmp_path / "r.yaml") as base:
+        answer = httpx.post(f"{base}/get_reward", json=body).json()
     assert check_answer(answer, asked.ids, "served") == plugin.score(asked)

@@ -155,7 +155,7 @@ def has_spread(rewards: GroupRewards, threshold: float) -> Bools:
         return _std_P(_centred(rewards.rewards_PG, rewards.valid_PG), rewards.valid_PG) > threshold
     spread_P = np.zeros(len(rewards.rewards_PG), dtype=bool)
     for part_PG, valid_PG, weight in zip(rewards.parts_KPG, rewards.part_valid_KPG, rewards.weights_K, strict=True):
-        if weight > 0:
+        if weight != 0:
             spread_P |= _std_P(_centred(part_PG, valid_PG), valid_PG) > threshold
     return spread_P
 
