@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS: dict[int, tuple[str, ...]] = {
     1: ("types", "settings", "sections", "config"),
     2: ("data.*", "algorithms.*", "reward.metrics", "reward.compose", "reward.plugin", "tracking", "statistics"),
-    3: ("models.*", "training.batch"),
+    3: ("models.*", "training.batch", "evaluation.*"),
     4: ("rollout.*", "training.*", "reward.client", "reward.server", "ports"),
     5: ("launch", "evaluate", "preflight", "stages"),
     6: ("loop", "sft", "commands"),
