@@ -210,3 +210,10 @@ def test_the_real_time_factor_is_over_the_measured_durations(qwen3_asr: str, noi
     assert entry["audio_s"] == pytest.approx(sum(0.4 + 0.15 * index for index in range(12)), abs=0.001)
     assert entry["decode_s"] > 0
     assert entry["real_time_factor"] == pytest.approx(found.decode_s / entry["audio_s"], rel=1e-3)
+
+
+def test_the_docs_explain_every_metric_and_file() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    for name, better in NAMES.items():
+        assert [row for row in rows if f"`{name}`" in row and row.endswith(f"| {better} |")], name

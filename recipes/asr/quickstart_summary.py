@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     arguments = parser.parse_args()
 
-    models = json.loads((arguments.run / "eval" / "eval.json").read_text())["models"]
+    models = json.loads((arguments.run / "eval" / "summary.json").read_text())["models"]
     seconds = dict(line.split("\t") for line in (arguments.run / "seconds.tsv").read_text().splitlines())
     summary: dict = {"seed": arguments.seed}
     for model, entry in models.items():
