@@ -5,16 +5,17 @@ of every train and sft.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 from speechrl.algorithms.advantages import GroupRewards
-from speechrl.config import CheckConfig, Common, SftConfig, TrainConfig, named_paths
+from speechrl.config import CheckConfig, Common, SftConfig, TrainConfig
 from speechrl.data.checks import check_utterances
-from speechrl.data.mix import MixedLoader, read_checked, read_sources
+from speechrl.data.mix import MixedLoader, read_sources
+from speechrl.evaluation.groups import read_sets
 from speechrl.models.families import Family
 from speechrl.models.load import LoadedModel, load_processor, read_family
 from speechrl.models.prompts import PromptBuilder
 from speechrl.reward.client import RewardClient
+from speechrl.rollout.vllm_api import require_vllm
 from speechrl.training.inference import pick_device
 from speechrl.training.run_folder import RunFolder
 from speechrl.types import Group, Rollout, Utterance
@@ -29,8 +30,8 @@ def preflight(config: Common, sets: dict[str, Sequence[Utterance]]) -> PromptBui
     """
     if not config.ray.address:  # the ranks will run here
         pick_device(config.actor.device)
-    if isinstance(config, TrainConfig) and config.rollout.engine == "vllm" and find_spec("vllm") is None:
-        raise ValueError("--rollout.engine vllm: vLLM is not installed; install it, or take --rollout.engine native")
+    if isinstance(config, TrainConfig) and config.rollout.engine == "vllm":
+        require_vllm("--rollout.engine")
     builder = _read_builder(config, config.actor.model_name_or_path)
     family = builder.family
     if isinstance(config, TrainConfig) and config.algo.kl.init_coef and config.ref.model_name_or_path:
@@ -112,11 +113,7 @@ def check(config: CheckConfig) -> list[str]:
         "--rollout.batch_size",
     )  # fmt: skip
     train = {f"training set {index + 1}": source for index, source in enumerate(sources)}
-    held_out = {
-        name: read_checked(path, config.data)
-        for name, path in named_paths(config.eval.dataset, "--eval.dataset").items()
-    }
-    sets: dict[str, Sequence[Utterance]] = {**train, **held_out}
+    sets: dict[str, Sequence[Utterance]] = {**train, **read_sets(config.eval, config.data)}
     for name, utterances in sets.items():
         seconds = sum(utterance.duration_s or 0.0 for utterance in utterances)
         lines.append(f"{name}: {len(utterances)} utterances" + (f", {seconds / 3600:.2f} h" if seconds else ""))

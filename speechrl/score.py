@@ -73,7 +73,7 @@ def score(config: ScoreConfig) -> ScoreReport:
 
 
 def read_hypotheses(path: str, utterances: Sequence[Utterance], manifest: str) -> Hypotheses:
-    """Lines with `id` and `text` (and `raw_text`, `language`, `finish_reason` where they are known) as groups.
+    """Lines with `id` and `text` (and `raw_text`, `said_language`, `finish_reason` where they are known) as groups.
 
     The lines of an id are one group, wherever they stand. Raises ManifestError (a ValueError) with file:line for an id
     that the manifest has not, or a line without text; also for a file without lines.
@@ -114,7 +114,7 @@ def _rollout(row: Mapping[str, Any], where: str) -> Rollout:
         weights_version=0,
         raw_text=text if raw_text is None else raw_text,
         text=text,
-        language=typed(row, "language", str, where),
+        language=typed(row, "said_language", str, where),
     )
 
 

@@ -128,7 +128,7 @@ class Rollout(Section):
 
 
 class Vllm(Section):
-    """The engines of --rollout.engine vllm, each a Ray actor that holds the language model."""
+    """The vLLM engines of --rollout.engine (or --eval.engine) vllm, each a Ray actor that holds the language model."""
 
     num_engines: int = Field(default=1, ge=1)
     """Engines; prompts are spread over them."""
@@ -286,7 +286,7 @@ class Sft(Section):
 
 
 class Decoding(Section):
-    """Greedy decoding of held-out sets."""
+    """Decoding of held-out sets."""
 
     dataset: tuple[str, ...] = ()
     """Manifests, each as name=path or path."""
@@ -294,10 +294,18 @@ class Decoding(Section):
     """Prompts decoded together on one rank."""
     max_new_tokens: int = Field(default=256, ge=1)
     """Longest transcript."""
+    temperature: float = Field(default=0.0, ge=0)
+    """Sampling temperature; 0 is greedy."""
+    n_samples: int = Field(default=1, ge=1)
+    """Samples per utterance: metrics are means over them, oracle_cer and oracle_wer take the best of them."""
+    num_beams: int = Field(default=1, ge=1)
+    """Beams of a beam search (native only); 1 is none."""
+    group_by: tuple[str, ...] = ()
+    """Also break metrics down by language, duration or any metadata key of the manifests, such as source."""
 
 
 class Eval(Decoding):
-    """Greedy decoding of held-out sets during training."""
+    """Decoding of held-out sets during training."""
 
     steps: int = Field(default=0, ge=0)
     """Evaluate every N steps and at the end; 0 is off."""
@@ -305,6 +313,15 @@ class Eval(Decoding):
     """Keep the export of the step with the best value of this metric, such as eval/dev/cer; the last step if empty."""
     best_direction: Literal["min", "max"] = "min"
     """Which end of --eval.best_metric is good."""
+
+
+class Evaluation(Decoding):
+    """Decoding of held-out sets by `speechrl eval`."""
+
+    engine: Literal["native", "vllm"] = "native"
+    """What decodes: native is the model's own forward pass, vllm an engine that gets its weights from the ranks."""
+    group_by: tuple[str, ...] = ("language", "duration")
+    """Also break metrics down by language, duration or any metadata key of the manifests, such as source."""
 
 
 class Ckpt(Section):

@@ -66,3 +66,11 @@ def test_rules_of_a_language():
 def test_long_texts_align():
     counts = align("ab" * 5000, "abc" * 4000).counts
     assert counts.reference_length == 12_000 and counts == char_counts("ab" * 5000, "abc" * 4000)
+
+
+def test_lines_of_a_width():
+    """Each of the words takes 4 columns with its space: a label of 4 leaves room for two of them in 12 columns."""
+    found = alignment_lines(align("aaa bbb ccx", "aaa bbb ccc", measure="wer"), width=12)
+    assert found == ["REF: aaa bbb", "HYP: aaa bbb", "OPS:", "REF: ccc", "HYP: ccx", "OPS: S"]
+    assert alignment_lines(align("aaaa", "aaaa", measure="wer"), width=3) == ["REF: aaaa", "HYP: aaaa", "OPS:"]
+    assert alignment_lines(align("", ""), width=3) == ["REF:", "HYP:", "OPS:"]

@@ -21,6 +21,8 @@ SFT = TRAIN[:4]
 SCORE = ["--manifest", "m.jsonl", "--hypotheses", "h.jsonl", "--out", "s.jsonl"]
 BAND = ["--algo.dynamic_filtering_enable", "--algo.dynamic_filtering_range"]
 EVAL = ["--model", "m", "--eval.dataset", "d.jsonl"]
+DEV = ["--eval.dataset", "dev=d.jsonl", "--eval.steps", "5"]
+BEST = [*DEV, "--eval.best_metric"]
 
 CONFIGS: dict[str, type[Section]] = {
     "train": options.TrainConfig,
@@ -28,6 +30,7 @@ CONFIGS: dict[str, type[Section]] = {
     "check": options.CheckConfig,
     "eval": options.EvalConfig,
     "score": options.ScoreConfig,
+    "compare": options.CompareConfig,
     "export": options.ExportConfig,
     "transcribe": options.TranscribeConfig,
     "serve-reward": options.ServeRewardConfig,
@@ -66,6 +69,13 @@ def test_flags_become_typed_nested_values():
     assert config.actor.freeze == ("encoder", "projector")
     assert config.ds.zero_stage == 3
     assert (config.algo.kl.use_loss, config.data.shuffle, config.ckpt.overwrite) == (False, False, True)
+
+
+def test_the_best_metric_may_be_of_a_part_of_a_set():
+    flags = [*BEST, "eval/dev/source=a/b/keyword_f1", "--eval.best_direction", "max", "--eval.group_by", "source"]
+    config = parse("train", [*TRAIN, *flags])
+    assert isinstance(config, options.TrainConfig)
+    assert config.eval.best_metric == "eval/dev/source=a/b/keyword_f1"
 
 
 def test_a_list_can_be_emptied():
@@ -227,6 +237,52 @@ BAD_FLAGS = [
         [*TRAIN, "--eval.dataset", "dev=x", "--eval.best_metric", "eval/dev/cer"],
         "--eval.best_metric eval/dev/cer needs --eval.steps",
     ),
+    (
+        "train",
+        [*TRAIN, *BEST, "eval/dev/keyword_f1"],
+        "--eval.best_direction min: the best keyword_f1 is the max; give --eval.best_direction max",
+    ),
+    ("train", [*TRAIN, *BEST, "eval/dev/bleu"], "METRIC of cer, wer, mer, oracle_cer"),
+    ("train", [*TRAIN, *BEST, "eval/test/cer"], "NAME of ['dev']"),
+    ("train", [*TRAIN, *BEST, "eval/dev/language=zh/cer"], "KEY of --eval.group_by []"),
+    (
+        "sft",
+        [*SFT, *BEST, "eval/dev/oracle_cer"],
+        "--eval.best_metric eval/dev/oracle_cer needs --eval.n_samples above 1",
+    ),
+    ("eval", [*EVAL, "--eval.n_samples", "4"], "--eval.n_samples 4: at --eval.temperature 0 all samples are the same"),
+    ("sft", [*SFT, *DEV, "--eval.n_samples", "4"], "--eval.n_samples 4: at --eval.temperature 0 all samples"),
+    (
+        "eval",
+        [*EVAL, "--eval.num_beams", "4", "--eval.temperature", "1"],
+        "--eval.num_beams 4: a beam search samples nothing; set --eval.temperature 0",
+    ),
+    ("eval", [*EVAL, "--eval.num_beams", "4", "--eval.engine", "vllm"], "take --eval.engine native"),
+    ("train", [*TRAIN, *DEV, "--eval.num_beams", "4", "--rollout.engine", "vllm"], "take --rollout.engine native"),
+    (
+        "eval",
+        [*EVAL, "--eval.temperature", "3", "--eval.engine", "vllm"],
+        "--eval.temperature 3.0: vLLM takes at most 2",
+    ),
+    (
+        "eval",
+        [*EVAL, "--eval.engine", "vllm", "--vllm.max_model_len", "256"],
+        "room for a prompt beside --eval.max_new",
+    ),
+    (
+        "train",
+        [*TRAIN, *DEV, "--rollout.engine", "vllm", "--eval.max_new_tokens", "5000"],
+        "--vllm.max_model_len 4096 leaves no room for a prompt beside --eval.max_new_tokens 5000",
+    ),
+    (
+        "eval",
+        [*EVAL, "--eval.engine", "vllm", "--vllm.sync_transfer", "ipc"],
+        "--vllm.sync_transfer ipc: an evaluation",
+    ),
+    ("eval", [*EVAL, "--eval.group_by", "a", "a"], "--eval.group_by a a: give names without '=', each once"),
+    ("eval", [*EVAL, "--eval.group_by", "a=b"], "--eval.group_by a=b: give names"),
+    ("eval", [*EVAL, "--eval.steps", "5"], "--eval.steps"),  # of training alone
+    ("compare", ["a.jsonl"], "Missing from speechrl compare: B"),
     ("sft", [*SFT, "--sft.ctc_weight", "0.5"], "set --sft.ctc_weight 0 or leave encoder out of --actor.freeze"),
     ("train", [*TRAIN, "--rollout.n_samples_per_prompt", "1"], "--rollout.n_samples_per_prompt 1: a group of one"),
     ("train", [*TRAIN, "--train.batch_size", "12"], "--train.batch_size 12: groups stay whole"),
@@ -337,9 +393,11 @@ def test_help_lists_and_explains_every_option(command: str, capsys: pytest.Captu
     listed = list(flags(CONFIGS[command]))
     assert [name for name, text in listed if not text] == []
     for name, text in listed:
-        positional = (command, name) == ("serve-reward", "file")
+        positional = {("serve-reward", "file"): "FILE", ("compare", "a"): "A", ("compare", "b"): "B"}.get(
+            (command, name)
+        )
         # the help stands behind its own flag, before the next one
-        place = "FILE" if positional else rf"--{re.escape(name)}(?:, --[\w.]+)?(?:(?! --).)*?"
+        place = positional or rf"--{re.escape(name)}(?:, --[\w.]+)?(?:(?! --).)*?"
         assert text is not None
         assert re.search(rf"{place} {re.escape(' '.join(text.split()))}", shown, re.IGNORECASE), name
 

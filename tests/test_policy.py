@@ -37,7 +37,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
         "reward.plugin",
         "reward.summary",
     ),
-    3: ("models.*", "training.batch", "reward.perplexity"),
+    3: ("models.*", "training.batch", "reward.perplexity", "evaluation.*"),
     4: ("rollout.*", "training.*", "reward.client", "reward.transport", "reward.server", "reward.workers", "ports"),
     5: ("launch", "evaluate", "preflight", "score", "stages"),
     6: ("loop", "sft", "commands"),

@@ -116,7 +116,7 @@ def test_a_gpu_that_is_not_there_is_said_so(qwen3_asr: str, noise_manifest: str,
 def test_vllm_that_is_not_installed_is_said_so(
     qwen3_asr: str, noise_manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("speechrl.preflight.find_spec", lambda name: None)
+    monkeypatch.setattr("speechrl.rollout.vllm_api.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="vLLM is not installed"):
         check(config(qwen3_asr, noise_manifest, tmp_path, rollout=Rollout(engine="vllm", batch_size=1)))
 

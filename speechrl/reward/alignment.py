@@ -61,18 +61,38 @@ def align(hyp: str, ref: str, rules: Rules = None, measure: Measure = "cer") -> 
     return align_units(UNITS[measure](ref, rules), UNITS[measure](hyp, rules))
 
 
-def alignment_lines(alignment: Alignment) -> list[str]:
+def alignment_lines(alignment: Alignment, width: int | None = None) -> list[str]:
     """Three lines, REF, HYP and OPS (S, D, I, blank for a hit), with a column a pair on a terminal.
 
-    Chinese characters count as two columns. * stands for nothing, ␣ for a counted space. No pairs give bare labels.
+    width: columns of a line; what doesn't fit goes on in three more. Chinese characters count as two columns. * stands
+    for nothing, ␣ for a counted space. No pairs give bare labels.
     """
-    rows: list[list[str]] = [["REF:"], ["HYP:"], ["OPS:"]]
-    for pair in alignment.pairs:
-        cells = [_shown(pair.reference), _shown(pair.hypothesis), _LETTERS[pair.op]]
-        width = max(map(cell_len, cells))
-        for row, cell in zip(rows, cells, strict=True):
-            row.append(set_cell_size(cell, width))
-    return [" ".join(row).rstrip() for row in rows]
+    lines = []
+    for block in _blocks([_column(pair) for pair in alignment.pairs], width):
+        rows = zip(("REF:", "HYP:", "OPS:"), *block, strict=True)
+        lines += [" ".join(row).rstrip() for row in rows]
+    return lines
+
+
+def _column(pair: AlignedPair) -> tuple[str, ...]:
+    """The three cells of a pair, equally wide."""
+    cells = (_shown(pair.reference), _shown(pair.hypothesis), _LETTERS[pair.op])
+    width = max(map(cell_len, cells))
+    return tuple(set_cell_size(cell, width) for cell in cells)
+
+
+def _blocks(columns: Sequence[tuple[str, ...]], width: int | None) -> list[list[tuple[str, ...]]]:
+    """Runs of columns that fit into the width beside their labels; one run, an empty one, for no columns."""
+    blocks: list[list[tuple[str, ...]]] = [[]]
+    taken = label = len("REF:")
+    for column in columns:
+        needed = 1 + cell_len(column[0])
+        if width is not None and blocks[-1] and taken + needed > width:
+            blocks.append([])
+            taken = label
+        blocks[-1].append(column)
+        taken += needed
+    return blocks
 
 
 def _shown(unit: str | None) -> str:

@@ -37,13 +37,14 @@ class InsertionRuns:
 
     def share_of_insertions(self, at_least: int = 3) -> float:
         """Inserted words in runs of `at_least` words over all inserted words, in [0, 1]; 0 without insertions."""
-        return self._in_runs(at_least) / max(sum(self.lengths), 1)
+        return self.in_runs(at_least) / max(sum(self.lengths), 1)
 
     def share_of_text(self, at_least: int = 3) -> float:
         """Inserted words in runs of `at_least` words over all words of the hypothesis, in [0, 1]; 0 if it is empty."""
-        return self._in_runs(at_least) / max(self.hyp_length, 1)
+        return self.in_runs(at_least) / max(self.hyp_length, 1)
 
-    def _in_runs(self, at_least: int) -> int:
+    def in_runs(self, at_least: int = 3) -> int:
+        """Inserted words in runs of `at_least` words."""
         return sum(length for length in self.lengths if length >= at_least)
 
 
