@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -10,7 +11,6 @@ import ray
 from speechrl.rollout.engine import Sampling
 from speechrl.sections import Train
 from speechrl.types import Group, TrainGroup, Utterance
-
 
 SLACK = 0.05  # a rank keeps what it encoded up to this share above the mean load
 
@@ -100,6 +100,13 @@ class PolicyGroup(RankGroup):
     def export(self, out: str) -> None:
         """Write a Hugging Face folder of the current weights."""
         self.call("export", out)
+
+    def start_profile(self) -> None:
+        ray.get(self.ranks[0].start_profile.remote())
+
+    def stop_profile(self, path: Path) -> Path:
+        """Write what rank 0 did since `start_profile` as a trace for chrome://tracing or Perfetto; returns the path."""
+        return Path(ray.get(self.ranks[0].stop_profile.remote(str(path.resolve()))))
 
     def save_checkpoint(self, folder: str) -> None:
         self.call("save_checkpoint", folder)

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from speechrl.algorithms.correction import correction
 from speechrl.algorithms.gap import SUMS as GAP_SUMS
@@ -85,6 +87,7 @@ class PolicyRank(InferenceRank):
         self._replica: PolicyModule | None = None  # whole weights to sample with under ZeRO-3
         self._replica_version = -1
         self._sync_group: Any = None
+        self._profile: Any = None
 
     # --- reinforcement learning -------------------------------------------------------------------------------------
 
@@ -339,6 +342,20 @@ class PolicyRank(InferenceRank):
 
     def reload(self) -> None:
         deepspeed_engine.reload(self.engine)
+
+    # --- profiling --------------------------------------------------------------------------------------------------
+
+    def start_profile(self) -> None:
+        """Record what this process does on its CPU and GPU until `stop_profile`."""
+        kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self.device.type == "cuda" else [])
+        self._profile = profile(activities=kinds)
+        self._profile.start()
+
+    def stop_profile(self, path: str) -> str:
+        self._profile.stop()
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._profile.export_chrome_trace(path)
+        return path
 
     # --- saving -----------------------------------------------------------------------------------------------------
 
