@@ -29,7 +29,7 @@ from make_inputs import STEPS
 
 from speechrl.data.manifest import read_manifest
 from speechrl.models.attention import FLEX_BLOCK
-from speechrl.models.flops import training_flops
+from speechrl.models.flops import DecoderShape, training_flops
 from speechrl.models.load import load_model, use_liger_kernels
 from speechrl.models.policy import PolicyModule
 from speechrl.models.prompts import PromptBuilder
@@ -51,6 +51,7 @@ class Bench:
         if liger:
             use_liger_kernels(self.module.decoder)
         self.pad_id = builder.pad_id
+        self.shape = DecoderShape.of(self.module.decoder, self.module.model.get_output_embeddings())
         utterances = read_manifest(str(inputs / f"{name}.jsonl"))
         self.prepared = [builder.prepare(item) for item in utterances[: len(utterances) // STEPS]]
         features = [item.features for item in self.prepared]
@@ -59,16 +60,19 @@ class Bench:
 
     def rows(self, samples: int, tokens: int) -> list[Row]:
         stream = random.Random(0)
-        vocabulary = self.module.model.get_output_embeddings().weight.shape[0]
         return [
-            Row(p.prompt.utterance.id, p.prompt.token_ids, tuple(stream.choices(range(16, vocabulary), k=tokens)))
+            Row(
+                p.prompt.utterance.id,
+                p.prompt.token_ids,
+                tuple(stream.choices(range(16, self.shape.vocabulary), k=tokens)),
+            )
             for p in self.prepared
             for _ in range(samples)
         ]
 
     def flops(self, samples: int, tokens: int) -> float:
         groups = [(len(item.prompt.token_ids), [tokens] * samples) for item in self.prepared]
-        return training_flops(self.module.decoder, self.module.model.get_output_embeddings().weight.shape[0], groups)
+        return training_flops(self.shape, groups)
 
 
 def transformers_logprobs(module: PolicyModule, batch: RowBatch) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,11 +45,30 @@ def cluster(options: RayOptions, num_ranks: int, num_engines: int = 0) -> Iterat
     else:
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # idle workers would only delay the ranks
         cpus = CPUS_PER_RANK * num_ranks + num_engines  # logical: ranks, references, engines must find a place
-        ray.init(address="local", num_cpus=cpus, include_dashboard=False, object_store_memory=512 * 2**20, **common)
+        private = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": 512 * 2**20}
+        _start_private(common | private, options.startup_timeout_s)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _start_private(options: dict[str, Any], timeout_s: float) -> None:
+    """A local Ray session. Ray gives its own processes 30 s, which a busy machine may not keep: try until timeout_s."""
+    import ray
+
+    started = time.monotonic()
+    while True:
+        try:
+            ray.init(address="local", **options)
+            return
+        except Exception as error:  # that is the class that Ray raises
+            if "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+            if time.monotonic() - started > timeout_s:
+                raise TimeoutError(f"Ray did not start within --ray.startup_timeout_s {timeout_s:.0f}") from error
+            print("Ray did not start within 30 s on this busy machine: trying again", flush=True)
 
 
 def start_policy(config: Common, ctc_units: dict[str, int] | None = None) -> PolicyGroup:

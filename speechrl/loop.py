@@ -45,7 +45,7 @@ def train(config: TrainConfig) -> Path:
         facts = stages.announce(policy.describe()[0], config.train)
         saver = stages.Saver(config, run, policy, loader)
         first_step = saver.resume(tracker)
-        for step in range(first_step, total_steps):
+        for step in stages.profiled(range(first_step, total_steps), config.tracking.profile_steps, policy, run.path):
             clock = Clock()
             metrics = engine.sync()
             with clock("time/rollout_s"):

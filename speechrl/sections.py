@@ -352,6 +352,8 @@ class Tracking(Section):
     """Show a table of sample groups every N steps; 0 is off."""
     sample_groups: int = Field(default=2, ge=1)
     """Groups in that table."""
+    profile_steps: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Write a torch profiler trace of these steps on rank 0: profile/step_N.json in the run's folder."""
 
 
 class RayOptions(Section):

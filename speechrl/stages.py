@@ -5,7 +5,7 @@ Shapes: P prompts, G samples of one prompt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -200,6 +200,16 @@ def show_samples(
     number = config.tracking.sample_groups
     shown = [by_id.get(group.utterance.id, (0.0,) * len(group.rollouts)) for group in groups[:number]]
     tracker.sample_table(step, groups[:number], scores[:number], shown)
+
+
+def profiled(steps: Iterable[int], wanted: Collection[int], policy: PolicyGroup, run: Path) -> Iterator[int]:
+    """The steps (from 0), with a profiler running on rank 0 during those of --tracking.profile_steps (from 1)."""
+    for step in steps:
+        if step + 1 in wanted:
+            policy.start_profile()
+        yield step
+        if step + 1 in wanted:
+            print(f"profile: {policy.stop_profile(run / 'profile' / f'step_{step + 1}.json')}", flush=True)
 
 
 def announce(facts: dict, train: Train | None = None) -> dict:

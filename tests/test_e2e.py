@@ -67,7 +67,7 @@ def five_steps(qwen3_asr: str, noise_manifest: str, tmp_path_factory: pytest.Tem
             "train", *flags, "--actor.num_ranks", "2",
             "--algo.kl.init_coef", "0.05", "--train.batch_size", "8", "--train.max_epochs", "2",
             "--eval.dataset", f"dev={noise_manifest}", "--eval.steps", "5", "--eval.max_new_tokens", "8",
-            "--ckpt.save_steps", "4",
+            "--ckpt.save_steps", "4", "--tracking.profile_steps", "2",
         )  # fmt: skip
     finally:
         server.terminate()
@@ -106,6 +106,13 @@ def test_five_steps_from_audio_to_export(five_steps: Path, qwen3_asr: str) -> No
     assert len(samples) == 2 * 3  # two groups at steps 1, 3 and 5
     config = yaml.safe_load((five_steps / "config.yaml").read_text())
     assert config["algo"]["kl"]["init_coef"] == 0.05
+
+
+def test_a_step_is_profiled(five_steps: Path) -> None:
+    trace = json.loads((five_steps / "profile" / "step_2.json").read_text())
+    names = {event.get("name") for event in trace["traceEvents"]}
+    assert {"aten::scaled_dot_product_attention", "ChosenLogprobs", "Optimizer.step#AdamW.step"} <= names
+    assert len(list((five_steps / "profile").iterdir())) == 1
 
 
 def test_export_command_gives_the_checkpoint(five_steps: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 # dense bf16 FLOP/s of a GPU by a part of its name, from the makers' data sheets
@@ -22,22 +23,52 @@ PEAK_BF16_FLOPS = {
 }
 
 
-def training_flops(decoder: Any, vocabulary: int, groups: Sequence[tuple[int, Sequence[int]]]) -> float:
-    """Of forward and backward: 2 multiply-adds a weight and token forward, 4 backward, and the attention.
+@dataclass(frozen=True)
+class DecoderShape:
+    """Of a language model: numbers in the matrices of its layers, and what the attention and the head add.
 
-    decoder: the language model's transformer. groups: (prompt tokens, tokens of each response).
+    attention_width: query heads times their size.
     """
-    config = decoder.config
-    weights = sum(p.numel() for layer in decoder.layers for p in layer.parameters() if p.ndim == 2)
-    heads = config.num_attention_heads
-    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+
+    weights: int
+    layers: int
+    attention_width: int
+    hidden: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, decoder: Any, output_embedding: Any) -> DecoderShape:
+        """decoder: the transformer without its head."""
+        config = decoder.config
+        embedding = decoder.get_input_embeddings().weight
+        matrices = [p for p in decoder.parameters() if len(_shape(p)) == 2 and p is not embedding]
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return cls(
+            weights=sum(a * b for a, b in map(_shape, matrices)),
+            layers=config.num_hidden_layers,
+            attention_width=heads * head_dim,
+            hidden=config.hidden_size,
+            vocabulary=_shape(output_embedding.weight)[0],
+        )
+
+
+def _shape(parameter: Any) -> tuple[int, ...]:
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))  # ZeRO-3 leaves an empty tensor behind
+
+
+def training_flops(shape: DecoderShape, groups: Sequence[tuple[int, Sequence[int]]]) -> float:
+    """Of forward and backward: 2 operations a weight and token forward, 4 backward, and the attention.
+
+    groups: (prompt tokens, tokens of each response). The head runs on responses alone.
+    """
     total = 0.0
     for prompt, responses in groups:
         spoken = sum(responses)
         pairs = prompt * prompt / 2 + sum(size * prompt + size * size / 2 for size in responses)
-        total += 6.0 * weights * (prompt + spoken)
-        total += 6.0 * vocabulary * config.hidden_size * spoken
-        total += 3 * 4.0 * pairs * width * len(decoder.layers)
+        total += 6.0 * shape.weights * (prompt + spoken)
+        total += 6.0 * shape.vocabulary * shape.hidden * spoken
+        total += 3 * 4.0 * pairs * shape.attention_width * shape.layers
     return total
 
 

@@ -123,6 +123,12 @@ def num_tokens(bundle: Bundle) -> int:
     return len(bundle[0].prompt_ids) + sum(len(row.response_ids) for row in bundle)
 
 
+def group_sizes(rows: Sequence[Row]) -> list[tuple[int, list[int]]]:
+    """(prompt tokens, tokens of each response) of every prompt."""
+    bundles = _bundles(rows, shared_prefix=True)
+    return [(len(bundle[0].prompt_ids), [len(row.response_ids) for row in bundle]) for bundle in bundles]
+
+
 def _bundles(rows: Sequence[Row], shared_prefix: bool) -> list[Bundle]:
     if not shared_prefix:
         return [[row] for row in rows]

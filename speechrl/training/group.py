@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -10,6 +11,8 @@ import ray
 from speechrl.rollout.engine import Sampling
 from speechrl.sections import Train
 from speechrl.types import Group, TrainGroup, Utterance
+
+SLACK = 0.05  # a rank keeps what it encoded up to this share above the mean load
 
 
 class RankGroup:
@@ -62,13 +65,7 @@ class RankGroup:
         """
         size = len(self.ranks)
         if policy is not None:
-            outputs = [
-                rank.encoder_outputs.remote(
-                    [group.utterance for group in groups if policy.home[group.utterance.id] == i]
-                )
-                for i, rank in enumerate(policy.ranks)
-            ]
-            ray.get([rank.take_encoder_outputs.remote(output) for rank in self.ranks for output in outputs])
+            carry_encoder_outputs(policy, self.ranks, [[g.utterance for g in groups[i::size]] for i in range(size)])
         shares = [
             rank.logprobs.remote(list(groups[i::size]), temperature, options) for i, rank in enumerate(self.ranks)
         ]
@@ -86,6 +83,8 @@ class PolicyGroup(RankGroup):
         size = len(self.ranks)
         plans = [spread(groups, self.home, size) for groups in mini_batches]
         per_rank = [[plan[index] for plan in plans] for index in range(size)]
+        trained = [[item.group.utterance for groups in share for item in groups] for share in per_rank]
+        carry_encoder_outputs(self, self.ranks, trained)
         calls = [rank.update.remote(share, learning_rate) for rank, share in zip(self.ranks, per_rank, strict=True)]
         return ray.get(calls)[0]
 
@@ -102,6 +101,13 @@ class PolicyGroup(RankGroup):
         """Write a Hugging Face folder of the current weights."""
         self.call("export", out)
 
+    def start_profile(self) -> None:
+        ray.get(self.ranks[0].start_profile.remote())
+
+    def stop_profile(self, path: Path) -> Path:
+        """Write what rank 0 did since `start_profile` as a trace for chrome://tracing or Perfetto; returns the path."""
+        return Path(ray.get(self.ranks[0].stop_profile.remote(str(path.resolve()))))
+
     def save_checkpoint(self, folder: str) -> None:
         self.call("save_checkpoint", folder)
 
@@ -109,19 +115,54 @@ class PolicyGroup(RankGroup):
         self.call("load_checkpoint", folder)
 
 
+def carry_encoder_outputs(source: RankGroup, targets: Sequence[Any], utterances: Sequence[Sequence[Utterance]]) -> None:
+    """What `source` ranks encoded to the ranks that need it, rank to rank: utterances[i] are those of targets[i].
+
+    Nothing happens where the target has encoded the utterance itself, or where no rank has.
+    """
+    pending = []
+    for target, wanted in zip(targets, utterances, strict=True):
+        by_home: dict[int, list[Utterance]] = {}
+        for utterance in wanted:
+            home = source.home.get(utterance.id)
+            if home is not None and source.ranks[home] is not target:
+                by_home.setdefault(home, []).append(utterance)
+        pending += [
+            target.take_encoder_outputs.remote(source.ranks[home].encoder_outputs.remote(some))
+            for home, some in by_home.items()
+        ]
+    ray.get(pending)
+
+
 def spread(groups: Sequence[TrainGroup], home: Mapping[str, int], size: int) -> list[list[TrainGroup]]:
-    """The groups of each of `size` ranks: where their utterance was encoded, unless that rank has its share already.
+    """The groups of each of `size` ranks, about equally many tokens on each: a group stays where its utterance was
+    encoded unless that rank has its share already. The longest are placed first.
 
     A rank without any gets one that counts nothing, because all ranks step together.
     """
-    most = -(-len(groups) // size)
-    shares: list[list[TrainGroup]] = [[] for _ in range(size)]
-    moved: list[TrainGroup] = []
-    for group in groups:
-        share = shares[home.get(group.group.utterance.id, 0)]
-        (share if len(share) < most else moved).append(group)
-    for group in moved:
-        min(shares, key=len).append(group)
+    costs = [_num_tokens(group) for group in groups]
+    limit = (1 + SLACK) * sum(costs) / size
+    loads = [0] * size
+    placed: list[list[int]] = [[] for _ in range(size)]
+    moved = []
+
+    def place(index: int, rank: int) -> None:
+        placed[rank].append(index)
+        loads[rank] += costs[index]
+
+    for index in sorted(range(len(groups)), key=lambda index: -costs[index]):
+        rank = home.get(groups[index].group.utterance.id)
+        if rank is not None and (not loads[rank] or loads[rank] + costs[index] <= limit):
+            place(index, rank)
+        else:
+            moved.append(index)
+    for index in moved:
+        place(index, loads.index(min(loads)))
     filler = groups[0]
     idle = TrainGroup(filler.group, (None,) * len(filler.advantages), filler.ref_logprobs)
-    return [share or [idle] for share in shares]
+    return [[groups[index] for index in sorted(share)] or [idle] for share in placed]
+
+
+def _num_tokens(group: TrainGroup) -> int:
+    """What a group costs: its prompt once and its completions."""
+    return len(group.group.prompt.token_ids) + sum(len(rollout.token_ids) for rollout in group.group.rollouts)

@@ -83,8 +83,17 @@ class InferenceRank:
             self.num_encoder_passes += len(ids)
         return {p.prompt.utterance.id: self._encoded[p.prompt.utterance.id] for p in prepared}
 
+    def encoded(self, utterances: Sequence[Utterance]) -> dict[str, Tensor]:
+        """As `encode`; what another rank encoded is neither decoded nor encoded again."""
+        if not self.family.has_audio:
+            return {}
+        self.encode(self.prepare([utterance for utterance in utterances if utterance.id not in self._encoded]))
+        return {utterance.id: self._encoded[utterance.id] for utterance in utterances}
+
     def encoder_outputs(self, utterances: Sequence[Utterance]) -> dict[str, Tensor]:
-        """What `encode` kept, on the CPU, for ranks that hold the same frozen encoder."""
+        """What `encode` kept, on the CPU, for ranks that hold the same frozen encoder; nothing if it trains."""
+        if not self.module.encoder_is_frozen:
+            return {}
         return {key: value.cpu() for key, value in self.encode(self.prepare(utterances)).items()}
 
     def take_encoder_outputs(self, outputs: Mapping[str, Tensor]) -> None:
@@ -194,10 +203,7 @@ class InferenceRank:
     def logprobs(self, groups: Sequence[Group], temperature: float, options: Train) -> list[list[list[float]]]:
         """[P][G][T]: log-probs of every rollout's tokens under this rank's weights."""
         rows = rows_of([TrainGroup(group, (0.0,) * len(group.rollouts)) for group in groups])
-        utterances = [group.utterance for group in groups]
-        # what another rank encoded is neither decoded nor encoded again
-        self.encode(self.prepare([utterance for utterance in utterances if utterance.id not in self._encoded]))
-        audio = {utterance.id: self._encoded[utterance.id] for utterance in utterances} if self._encoded else {}
+        audio = self.encoded([group.utterance for group in groups])
         values_of: dict[int, list[float]] = {}  # by the row's identity: micro-batches mix rows of several groups
         packing = self.packing(options)
         for batch_rows in micro_batches(rows, packing):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from speechrl.algorithms.correction import correction
 from speechrl.algorithms.gap import SUMS as GAP_SUMS
@@ -25,12 +28,13 @@ from speechrl.config import Common, SftConfig, TrainConfig
 from speechrl.data.normalise import words
 from speechrl.models.export import write_folder
 from speechrl.models.families import Features
+from speechrl.models.flops import DecoderShape, peak_flops, training_flops
 from speechrl.models.load import load_model, use_liger_kernels
 from speechrl.models.policy import CtcTarget, PolicyModule, disable_dropout
 from speechrl.ports import free_address
 from speechrl.rollout import vllm_api
 from speechrl.training import deepspeed_engine
-from speechrl.training.batch import Packing, Row, collate, micro_batches, pad, rows_of
+from speechrl.training.batch import Packing, Row, collate, group_sizes, micro_batches, pad, rows_of
 from speechrl.training.inference import InferenceRank, pick_device
 from speechrl.types import TrainGroup, Utterance
 
@@ -77,8 +81,10 @@ class PolicyRank(InferenceRank):
         if config.actor.gradient_checkpointing:
             self.loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.engine: Any = deepspeed_engine.start(self.module, config.actor, config.ds)
+        self._shape = DecoderShape.of(self.module.decoder, self.module.model.get_output_embeddings())
         self._replica: PolicyModule | None = None  # whole weights to sample with under ZeRO-3
         self._replica_version = -1
+        self._profile: Any = None
 
     # --- reinforcement learning -------------------------------------------------------------------------------------
 
@@ -91,6 +97,7 @@ class PolicyRank(InferenceRank):
         config = self.config
         assert isinstance(config, TrainConfig)
         self.engine.train()
+        started = time.monotonic()
         steps = [rows_of(groups) for groups in mini_batches]
         audio = self._audio_of([item.group.utterance for groups in mini_batches for item in groups])
         meter = Meter()
@@ -101,15 +108,16 @@ class PolicyRank(InferenceRank):
         for _ in range(config.train.max_epochs):
             for rows in steps:
                 norms.append(self._update_once(rows, audio, learning_rate, meter))
-        return (
-            _policy_metrics(meter.over_ranks(self.device), num_steps=len(norms))
-            | _peak_memory(self.device)
-            | {
-                "train/grad_norm": float(np.mean(norms)),
-                "train/learning_rate": learning_rate,
-                "train/optimizer_steps": float(self.weights_version),
-            }
-        )
+        rows = [row for step_rows in steps for row in step_rows]
+        meter.add(flops=config.train.max_epochs * training_flops(self._shape, group_sizes(rows)))
+        sums = meter.over_ranks(self.device)
+        facts = {
+            "train/grad_norm": float(np.mean(norms)),
+            "train/learning_rate": learning_rate,
+            "train/optimizer_steps": float(self.weights_version),
+        }
+        speed = _speed(sums["flops"] / self.place.world_size / (time.monotonic() - started), self.device)
+        return _policy_metrics(sums, num_steps=len(norms)) | facts | speed | _peak_memory(self.device)
 
     def _update_once(self, rows: list[Row], audio: Audio, learning_rate: float, meter: Meter) -> float:
         config = self.config
@@ -253,9 +261,9 @@ class PolicyRank(InferenceRank):
 
     def _audio_of(self, utterances: Sequence[Utterance]) -> Audio:
         """What stands for each audio in a batch: its encoder output, or its features if the encoder trains."""
-        prepared = self.prepare(utterances)
         if self.module.encoder_is_frozen or not self.family.has_audio:
-            return dict(self.encode(prepared))
+            return dict(self.encoded(utterances))
+        prepared = self.prepare(utterances)
         return {item.prompt.utterance.id: item.features for item in prepared if item.features is not None}
 
     def _in_step(self, rows: list[Row], packing: Packing) -> list[list[Row]]:
@@ -302,6 +310,20 @@ class PolicyRank(InferenceRank):
 
     def reload(self) -> None:
         deepspeed_engine.reload(self.engine)
+
+    # --- profiling --------------------------------------------------------------------------------------------------
+
+    def start_profile(self) -> None:
+        """Record what this process does on its CPU and GPU until `stop_profile`."""
+        kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self.device.type == "cuda" else [])
+        self._profile = profile(activities=kinds)
+        self._profile.start()
+
+    def stop_profile(self, path: str) -> str:
+        self._profile.stop()
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._profile.export_chrome_trace(path)
+        return path
 
     # --- saving -----------------------------------------------------------------------------------------------------
 
@@ -382,6 +404,12 @@ def _policy_metrics(sums: dict[str, float], num_steps: int) -> dict[str, float]:
     if "kl" in sums:
         metrics["train/kl_nats"] = sums["kl"] / tokens
     return metrics | {name: value for name, value in sums.items() if name.startswith("gap/")}
+
+
+def _speed(flops_per_s: float, device: torch.device) -> dict[str, float]:
+    """Useful TFLOP/s of a rank while it updates, and their share of what its GPU could do."""
+    peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return {"train/tflops_per_rank": flops_per_s / 1e12} | ({"train/mfu": flops_per_s / peak} if peak else {})
 
 
 def _peak_memory(device: torch.device) -> dict[str, float]:
