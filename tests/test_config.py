@@ -411,3 +411,21 @@ def test_every_section_explains_itself(command: str):
                 yield from sections(field.annotation)
 
     assert [cls.__name__ for cls in sections(CONFIGS[command]) if not cls.__dict__.get("__doc__")] == []
+
+
+def test_the_readme_lists_every_command_and_page():
+    root = Path(__file__).resolve().parent.parent
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"| `speechrl {name}` |" not in readme] == []
+    assert [path.name for path in (root / "docs").iterdir() if f"| `docs/{path.name}` |" not in readme] == []
+
+
+def test_the_pages_name_flags_that_exist():
+    root = Path(__file__).resolve().parent.parent
+    known = {name for config in CONFIGS.values() for name, _ in flags(config)} | {"reward"}
+    known |= {re.sub(r"([\w]+)$", r"no_\1", name) for name in known}
+    pages = [root / "README.md", *(root / "docs").glob("*.md")]
+    named = {
+        (page.name, flag) for page in pages for flag in re.findall(r"--([a-z_]+\.[a-z_.]*[a-z_])", page.read_text())
+    }
+    assert {(page, flag) for page, flag in named if flag not in known} == set()
