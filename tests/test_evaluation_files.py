@@ -249,6 +249,12 @@ def test_folders_of_an_evaluation(tmp_path: Path) -> None:
         compare(CompareConfig(a=str(one), b=str(tmp_path / "two/m")))
 
 
+def test_files_of_this_folder_have_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "dev" / "hypotheses.jsonl", {"u": ("abcd", "abcd")})
+    monkeypatch.chdir(tmp_path / "dev")
+    assert list(find_files("hypotheses.jsonl")) == list(find_files(".")) == ["dev"]
+
+
 def test_a_summary_is_printed_with_its_parts() -> None:
     rate = {"value": 0.25, "low": 0.2, "high": 0.3}
     part = {"utterances": 4, "metrics": {"cer": rate}}

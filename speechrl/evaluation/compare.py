@@ -53,9 +53,9 @@ def find_files(given: str) -> dict[str, Path]:
     """
     path = Path(given)
     if path.is_file():
-        return {path.parent.name: path}
+        return {path.resolve().parent.name: path}
     if (path / FILE).is_file():
-        return {path.name: path / FILE}
+        return {path.resolve().name: path / FILE}
     sets = {file.parent.name: file for file in sorted(path.glob(f"*/{FILE}"))}
     if sets:
         return sets
