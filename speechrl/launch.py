@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from speechrl.config import Common, EvalConfig, TrainConfig
 from speechrl.ports import free_address
 from speechrl.rollout.engine import RolloutEngine
-from speechrl.rollout.vllm import VllmEngine, VllmServer
+from speechrl.rollout.vllm import NO_TURNS, Turns, VllmEngine, VllmServer
 from speechrl.sections import RayOptions
 from speechrl.training.group import PolicyGroup, RankGroup
 from speechrl.training.inference import InferenceRank
@@ -113,7 +113,7 @@ def start_reference(config: TrainConfig, policy: PolicyGroup) -> RankGroup | Non
 def start_engine(config: TrainConfig, policy: PolicyGroup) -> RolloutEngine:
     """What samples: the policy ranks themselves, or vLLM engines, without weights yet.
 
-    Engines have CPUs or GPUs of their own, or with --train.colocate_all each shares a policy rank's GPU and is asleep.
+    Engines have CPUs or GPUs of their own; with --train.colocate_all each shares a policy rank's GPU, whose turn it is.
     """
     import ray
 
@@ -124,9 +124,10 @@ def start_engine(config: TrainConfig, policy: PolicyGroup) -> RolloutEngine:
     transfer = _transfer(config, on_gpu)
     if on_gpu and not shared:
         _check_gpus(config)
-    spec = ray.get(policy.ranks[0].engine_spec.remote(options, shared))
+    turns = Turns(options.enable_sleep, config.ds.enable_sleep) if shared else NO_TURNS
+    spec = ray.get(policy.ranks[0].engine_spec.remote(options, turns.engine))
     gpus = ENGINE_GPU_SHARE if shared else options.tensor_parallel_size * on_gpu
-    if shared:
+    if turns.policy:
         policy.call("offload")  # vLLM measures what is free
     remote = ray.remote(_telling(VllmServer))
     servers = [
@@ -138,7 +139,7 @@ def start_engine(config: TrainConfig, policy: PolicyGroup) -> RolloutEngine:
         for index in range(options.num_engines)
     ]
     _ready(RankGroup(servers), config.ray.startup_timeout_s)
-    engine = VllmEngine(servers, policy, options, transfer, shared)
+    engine = VllmEngine(servers, policy, options, transfer, turns)
     engine.release()
     return engine
 
