@@ -22,4 +22,5 @@ def reward_func(queries, prompts, labels, *, responses, languages, keywords, **k
         "language": [language_consistency(hyp, ref) for hyp, ref in zip(responses, labels, strict=True)],
         "fluency": [fluency(hyp) for hyp in responses],
     }
-    return {"rewards": weighted_sum(parts, WEIGHTS), "parts": parts, "extra_logs": {"cer_unclipped": raw_cers}}
+    logs = {"cer_unclipped": raw_cers}
+    return {"rewards": weighted_sum(parts, WEIGHTS), "parts": parts, "weights": WEIGHTS, "extra_logs": logs}

@@ -7,7 +7,7 @@ of the wrong language count for nothing.
 Use it with --reward.remote_url rewards/asr_hotword.py, or copy it and change the weights.
 """
 
-from speechrl.reward.compose import weighted_sum
+from speechrl.reward.compose import gate, one_minus, weighted_sum
 from speechrl.reward.keywords import bias_counts, keyword_f1
 from speechrl.reward.language import language_consistency
 from speechrl.reward.metrics import cer
@@ -20,19 +20,12 @@ LANGUAGE_AT_LEAST = 0.5
 def reward_func(queries, prompts, labels, *, responses, languages, keywords, **kwargs):
     rows = list(zip(responses, keywords, labels, languages, strict=True))
     language = [language_consistency(hyp, ref) for hyp, _, ref, _ in rows]
-    counts = [bias_counts(*row) for row in rows]
-    accuracies = [1.0 - min(count.b_wer, 1.0) if row[1] else None for count, row in zip(counts, rows, strict=True)]
+    b_wers = [bias_counts(*row).b_wer if row[1] else None for row in rows]
     parts = {
-        "cer": [1.0 - min(cer(hyp, ref, lang), 1.0) for hyp, _, ref, lang in rows],
-        "hotwords": gated([keyword_f1(*row) for row in rows], language),
-        "b_wer": gated(accuracies, language),
+        "cer": one_minus([cer(hyp, ref, lang) for hyp, _, ref, lang in rows]),
+        "hotwords": gate([keyword_f1(*row) for row in rows], language, LANGUAGE_AT_LEAST),
+        "b_wer": gate(one_minus(b_wers), language, LANGUAGE_AT_LEAST),
         "language": language,
     }
-    logs = {"b_wer_unclipped": [count.b_wer for count in counts]}
-    return {"rewards": weighted_sum(parts, WEIGHTS), "parts": parts, "extra_logs": logs}
-
-
-def gated(part, language):
-    """0 where the language is wrong. A part that abstains still does, and a language that abstains lets it pass."""
-    wrong = [share is not None and share < LANGUAGE_AT_LEAST for share in language]
-    return [0.0 if value is not None and shut else value for value, shut in zip(part, wrong, strict=True)]
+    logs = {"b_wer_unclipped": b_wers}
+    return {"rewards": weighted_sum(parts, WEIGHTS), "parts": parts, "weights": WEIGHTS, "extra_logs": logs}

@@ -21,15 +21,15 @@ def reward_func(queries, prompts, labels, *, responses, languages, durations_s, 
     rows = zip(responses, labels, languages, durations_s, finish_reasons, strict=True)
     scored = [score(*row) for row in rows]
     parts = {name: [sample[name] for sample in scored] for name in WEIGHTS}
-    cut_off = [float(reason == "length") for reason in finish_reasons]
-    return {"rewards": weighted_sum(parts, WEIGHTS), "parts": parts, "extra_logs": {"cut_off": cut_off}}
+    logs = {"cut_off": [float(reason == "length") for reason in finish_reasons]}
+    return {"rewards": weighted_sum(parts, WEIGHTS), "parts": parts, "weights": WEIGHTS, "extra_logs": logs}
 
 
 def score(hyp, ref, language, duration_s, finish_reason):
     """The parts of one sample, each in [0, 1], or None where it doesn't apply to the utterance."""
-    silence = silence_score(hyp, ref, language=language)  # None: something is said
+    silence = silence_score(hyp, ref, rules=language)  # None: something is said
     of_speech = {
-        "grounded": grounded_share(hyp, ref, language=language),
+        "grounded": grounded_share(hyp, ref, rules=language),
         "fluency": fluency(hyp),
         "rate": speaking_rate(hyp, duration_s, language),
         "ending": complete_ending(hyp, ref, finish_reason, language),

@@ -20,8 +20,10 @@ def reward_func(queries, prompts, labels, **kwargs):
     # If a reward can't be computed, raise an exception: the run stops and says where. NaN is refused.
     return {
         "rewards": rewards,
-        # Optional, for the logs: components by name, each as long as rewards ...
+        # Optional, for the logs: components by name, each as long as rewards, and the weight of each in the reward
+        # (which --algo.advantage.estimator gdpo needs) ...
         "parts": {"exact": rewards},
+        "weights": {"exact": 1.0},
         # ... and any other numbers (of a list, the mean is logged).
         "extra_logs": {"response_chars": [len(response) for response in kwargs["responses"]]},
     }

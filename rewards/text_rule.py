@@ -13,4 +13,4 @@ def reward_func(queries, prompts, labels, *, responses, **kwargs):
         "similarity": [1.0 - min(wer(answer, label), 1.0) for answer, label in pairs],  # edits between digits
         "exact": [float(answer.split() == label.split()) for answer, label in pairs],
     }
-    return {"rewards": weighted_sum(parts, WEIGHTS), "parts": parts}
+    return {"rewards": weighted_sum(parts, WEIGHTS), "parts": parts, "weights": WEIGHTS}

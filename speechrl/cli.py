@@ -29,9 +29,18 @@ def _sft(argv: list[str]) -> None:
 
 def _eval(argv: list[str]) -> None:
     config = parse(options.EvalConfig, argv, "speechrl eval")
-    from speechrl.evaluate import evaluate_models, print_report
+    from speechrl.evaluate import evaluate_models
+    from speechrl.evaluation.report import print_summary
 
-    print_report(evaluate_models(config))
+    print_summary(evaluate_models(config))
+
+
+def _compare(argv: list[str]) -> None:
+    config = parse(options.CompareConfig, argv, "speechrl compare")
+    from speechrl.evaluation.compare import compare
+    from speechrl.evaluation.report import print_comparison
+
+    print_comparison(compare(config))
 
 
 def _check(argv: list[str]) -> None:
@@ -39,6 +48,14 @@ def _check(argv: list[str]) -> None:
     from speechrl.preflight import check
 
     print("\n".join(check(config)))
+
+
+def _score(argv: list[str]) -> None:
+    config = parse(options.ScoreConfig, argv, "speechrl score")
+    from speechrl.score import print_summary, score
+
+    print_summary(score(config))
+    print(f"done: {config.out}")
 
 
 def _export(argv: list[str]) -> None:
@@ -60,7 +77,7 @@ def _serve_reward(argv: list[str]) -> None:
     config = parse(options.ServeRewardConfig, argv, "speechrl serve-reward")
     from speechrl.reward.server import serve
 
-    serve(config.file, config.host, config.port)
+    serve(config)
 
 
 def _synth(argv: list[str]) -> None:
@@ -73,8 +90,10 @@ def _synth(argv: list[str]) -> None:
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "train": (_train, "reinforcement learning: rollouts, rewards, advantages, updates"),
     "sft": (_sft, "supervised fine-tuning on transcripts"),
-    "eval": (_eval, "greedy evaluation of models on manifests, with confidence intervals"),
+    "eval": (_eval, "evaluation of models on manifests, with confidence intervals"),
+    "compare": (_compare, "two evaluations of the same utterances, with paired bootstrap tests"),
     "check": (_check, "validate config, manifests, model and reward without training"),
+    "score": (_score, "score hypotheses with a reward, to try it before training"),
     "export": (_export, "turn a training checkpoint into a Hugging Face folder"),
     "transcribe": (_transcribe, "transcribe sound files with a model folder"),
     "serve-reward": (_serve_reward, "serve a reward file over HTTP"),

@@ -6,7 +6,7 @@ or a GPU is touched. Names follow OpenRLHF where it has the same thing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, TypeVar, get_args
 
 import tyro
@@ -21,6 +21,7 @@ from speechrl.sections import (
     Decoding,
     Ds,
     Eval,
+    Evaluation,
     Precision,
     RayOptions,
     Ref,
@@ -28,17 +29,39 @@ from speechrl.sections import (
     Role,
     Rollout,
     Runtime,
+    ScoreAlgo,
     Selection,
     Sft,
     Tracking,
     Train,
     Vllm,
 )
-from speechrl.settings import Section, load, read_yaml
+from speechrl.settings import Section, load, named_lists, named_numbers, read_yaml
 from speechrl.settings import dump as dump  # for whoever saves a config
 from speechrl.settings import named_paths as named_paths
 
-METRICS = ("cer", "wer", "insertion_rate", "keyword_f1", "exact", "overlong", "reward")  # of evaluate.py
+NO_REWARD = "--reward.remote_url is missing: give a reward file such as rewards/asr.py, or a URL"
+# What evaluation/metrics.py computes, and which end of it is good.
+METRICS: Mapping[str, Literal["min", "max"]] = {
+    "cer": "min",
+    "wer": "min",
+    "mer": "min",
+    "oracle_cer": "min",
+    "oracle_wer": "min",
+    "oracle_mer": "min",
+    "substitution_rate": "min",
+    "deletion_rate": "min",
+    "insertion_rate": "min",
+    "keyword_f1": "max",
+    "b_wer": "min",
+    "u_wer": "min",
+    "exact": "max",
+    "hallucination_rate": "min",
+    "insertion_heavy": "min",
+    "ungrounded": "min",
+    "overlong": "min",
+    "reward": "max",
+}
 
 
 class Common(Section):
@@ -76,20 +99,49 @@ class CheckConfig(TrainConfig):
 
 
 class EvalConfig(Section):
-    """Greedy evaluation of one or more models on one or more manifests."""
+    """Evaluation of one or more models on one or more manifests."""
 
     model: tuple[str, ...] = ()
     """Models, each as name=folder or folder."""
     reward: Reward = Reward()
     actor: Runtime = Runtime()
     data: Selection = Selection()
-    eval: Decoding = Decoding()
+    eval: Evaluation = Evaluation()
+    vllm: Vllm = Vllm()
     ds: Precision = Precision(param_dtype="fp32")
     ray: RayOptions = RayOptions()
     output_dir: str = "runs/eval"
-    """Where eval.json and the hypotheses go."""
+    """Where summary.json and MODEL/SET/{hypotheses.jsonl, alignment.txt} go."""
     seed: int = 0
-    """Of the bootstrap intervals."""
+    """Of sampling and of the bootstrap intervals."""
+
+
+class CompareConfig(Section):
+    """Compare two evaluations of the same utterances, with paired bootstrap tests."""
+
+    a: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="A")]
+    """The baseline: a hypotheses.jsonl, or a folder of `speechrl eval`: MODEL/SET, MODEL, or all of one model."""
+    b: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="B")]
+    """What is compared with it, likewise."""
+    out: str = ""
+    """Folder that compare.json goes to; none is written if empty."""
+    seed: int = 0
+    """Of the bootstrap."""
+    show: int = Field(default=10, ge=0)
+    """Worst regressions and best improvements that are shown."""
+
+
+class ScoreConfig(Section):
+    """Score hypotheses with a reward, to try it before training."""
+
+    manifest: str
+    """Manifest (JSONL or `datasets` folder) with the references."""
+    hypotheses: str
+    """JSONL with `id` and `text`; the lines of an id are the group that advantages are taken in."""
+    out: str
+    """JSONL to write: id, text, reward, parts and advantage of each hypothesis."""
+    reward: Reward = Reward()
+    algo: ScoreAlgo = ScoreAlgo()
 
 
 class ExportConfig(Section):
@@ -124,11 +176,19 @@ class ServeRewardConfig(Section):
     """Serve a reward file over HTTP."""
 
     file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FILE")]
-    """Python file with reward_func(queries, prompts, labels)."""
+    """Python file with a reward_func, or YAML file of parts."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(default=5000, ge=0, le=65535)
     """Port to listen on; 0 picks a free one and prints it."""
+    workers: int = Field(default=1, ge=1)
+    """Processes that score, each with the file loaded; each scores one request at a time."""
+    max_queue: int = Field(default=64, ge=0)
+    """Requests that may wait for a worker; further ones get 429 and are told when to come back."""
+    max_request_mb: float = Field(default=64.0, gt=0)
+    """Longest request body in megabytes (1e6 bytes); longer ones get 413."""
+    token_env: str = ""
+    """Environment variable with a bearer token that requests must bring; none is asked for if empty."""
 
 
 class SynthConfig(Section):
@@ -171,12 +231,55 @@ def check(config: Section) -> None:
         _check_algorithm(config)
     if isinstance(config, SftConfig):
         _check_sft(config)
+    if isinstance(config, ScoreConfig) and not config.reward.remote_url:
+        raise ValueError(NO_REWARD)
+    if isinstance(config, TrainConfig | EvalConfig | ScoreConfig):
+        reward_parts(config.reward)
     if isinstance(config, EvalConfig):
-        if not config.model or not config.eval.dataset:
-            raise ValueError(f"{'--eval.dataset' if config.model else '--model'} is missing: give at least one")
-        named_paths(config.model, "--model")
-        named_paths(config.eval.dataset, "--eval.dataset")
-        _check_durations(config.data)
+        _check_eval(config)
+
+
+def _check_eval(config: EvalConfig) -> None:
+    if not config.model or not config.eval.dataset:
+        raise ValueError(f"{'--eval.dataset' if config.model else '--model'} is missing: give at least one")
+    named_paths(config.model, "--model")
+    named_paths(config.eval.dataset, "--eval.dataset")
+    _check_durations(config.data)
+    _check_decoding(config.eval, "--eval.engine", config.eval.engine)
+    if config.eval.engine == "vllm":
+        _check_room(config.vllm, "--eval.max_new_tokens", config.eval.max_new_tokens)
+        if config.vllm.sync_transfer not in ("auto", "host"):
+            raise ValueError(
+                f"--vllm.sync_transfer {config.vllm.sync_transfer}: an evaluation sends the weights once, through the "
+                "host's memory; take auto or host"
+            )
+
+
+def _check_decoding(options: Decoding, flag: str, engine: str) -> None:
+    """flag: the one that chose the engine."""
+    if options.n_samples > 1 and options.temperature == 0:
+        raise ValueError(
+            f"--eval.n_samples {options.n_samples}: at --eval.temperature 0 all samples are the same; give one above 0"
+        )
+    if options.num_beams > 1 and options.temperature > 0:
+        raise ValueError(
+            f"--eval.num_beams {options.num_beams}: a beam search samples nothing; set --eval.temperature 0"
+        )
+    if engine == "vllm" and options.num_beams > 1:
+        raise ValueError(
+            f"--eval.num_beams {options.num_beams}: the vLLM engine samples and does not search; take {flag} native"
+        )
+    if engine == "vllm" and options.temperature > 2:
+        raise ValueError(f"--eval.temperature {options.temperature}: vLLM takes at most 2")
+    if len(set(options.group_by)) < len(options.group_by) or any(not key or "=" in key for key in options.group_by):
+        raise ValueError(f"--eval.group_by {' '.join(options.group_by)}: give names without '=', each once")
+
+
+def _check_room(vllm: Vllm, flag: str, max_new_tokens: int) -> None:
+    if max_new_tokens >= vllm.max_model_len:
+        raise ValueError(
+            f"--vllm.max_model_len {vllm.max_model_len} leaves no room for a prompt beside {flag} {max_new_tokens}"
+        )
 
 
 def _check_durations(data: Selection) -> None:
@@ -201,13 +304,59 @@ def _check_common(config: Common) -> None:
     names = named_paths(config.eval.dataset, "--eval.dataset")
     if config.eval.steps and not names:
         raise ValueError(f"--eval.steps {config.eval.steps} needs --eval.dataset")
-    best = config.eval.best_metric
-    if best and best not in {f"eval/{name}/{metric}" for name in names for metric in METRICS}:
-        raise ValueError(f"--eval.best_metric {best}: expected eval/NAME/METRIC, {sorted(names)} and {METRICS}")
-    if best and not config.eval.steps:
-        raise ValueError(f"--eval.best_metric {best} needs --eval.steps above 0")
+    _check_best(config.eval, names)
+    if names:
+        engine = config.rollout.engine if isinstance(config, TrainConfig) else "native"
+        _check_decoding(config.eval, "--rollout.engine", engine)
     if names and not config.eval.steps and not isinstance(config, CheckConfig):
         raise ValueError("--eval.dataset is given, but --eval.steps is 0, so nothing would be evaluated")
+
+
+def reward_parts(reward: Reward) -> tuple[dict[str, tuple[str, ...]], dict[str, float]]:
+    """(what gives each part, its weight) by name, both with the same names; ({"": places}, {}) for a reward without.
+
+    ValueError when names or weights don't fit each other.
+    """
+    places = named_lists(reward.remote_url, "--reward.remote_url")
+    weights = named_numbers(reward.weights, "--reward.weights")
+    names = set(places) - {""}
+    unweighted, unknown = sorted(names - set(weights)), sorted(set(weights) - names)
+    if unknown and not names:
+        raise ValueError(f"--reward.weights {unknown[0]}: name the parts in --reward.remote_url, as {unknown[0]}=URL")
+    if unknown:
+        raise ValueError(f"--reward.weights {unknown[0]}: --reward.remote_url names {sorted(names)}")
+    if unweighted:
+        raise ValueError(f"--reward.weights has none for {unweighted[0]} of --reward.remote_url: add {unweighted[0]}=1")
+    wrong = [name for name, weight in weights.items() if not 0 <= weight < float("inf")]
+    if wrong:
+        raise ValueError(f"--reward.weights {wrong[0]}={weights[wrong[0]]:g}: give a finite number, 0 or more")
+    if weights and not any(weights.values()):
+        raise ValueError("--reward.weights are all 0: then every reward is None")
+    return places, weights
+
+
+def _check_best(options: Eval, names: Mapping[str, str]) -> None:
+    best = options.best_metric
+    if not best:
+        return
+    metric = best.rpartition("/")[2]
+    places = [f"eval/{name}/" for name in names]
+    whole = best in [place + metric for place in places]
+    part = any(best.startswith(f"{place}{key}=") for place in places for key in options.group_by)
+    if metric not in METRICS or not (whole or part):
+        raise ValueError(
+            f"--eval.best_metric {best}: expected eval/NAME/METRIC or eval/NAME/KEY=VALUE/METRIC, NAME of "
+            f"{sorted(names)}, KEY of --eval.group_by {list(options.group_by)}, METRIC of {', '.join(METRICS)}"
+        )
+    if options.best_direction != METRICS[metric]:
+        raise ValueError(
+            f"--eval.best_direction {options.best_direction}: the best {metric} is the {METRICS[metric]}; "
+            f"give --eval.best_direction {METRICS[metric]}"
+        )
+    if metric.startswith("oracle_") and options.n_samples < 2:
+        raise ValueError(f"--eval.best_metric {best} needs --eval.n_samples above 1")
+    if not options.steps:
+        raise ValueError(f"--eval.best_metric {best} needs --eval.steps above 0")
 
 
 def _check_sft(config: SftConfig) -> None:
@@ -236,7 +385,7 @@ def _check_train(config: TrainConfig) -> None:
             "reward; give 2 or more"
         )
     if not config.reward.remote_url:
-        raise ValueError("--reward.remote_url is missing: give a reward file such as rewards/asr.py, or a URL")
+        raise ValueError(NO_REWARD)
     size = config.train.batch_size
     if size and (size % group or size > group * prompts):
         raise ValueError(
@@ -262,11 +411,9 @@ def _check_vllm(config: TrainConfig) -> None:
         raise ValueError("--actor.freeze language_model: --rollout.engine vllm expects it to train; take native")
     if config.rollout.temperature > 2:
         raise ValueError(f"--rollout.temperature {config.rollout.temperature}: vLLM takes at most 2")
-    if config.rollout.max_new_tokens >= config.vllm.max_model_len:
-        raise ValueError(
-            f"--vllm.max_model_len {config.vllm.max_model_len} leaves no room for a prompt beside "
-            f"--rollout.max_new_tokens {config.rollout.max_new_tokens}"
-        )
+    _check_room(config.vllm, "--rollout.max_new_tokens", config.rollout.max_new_tokens)
+    if config.eval.steps:
+        _check_room(config.vllm, "--eval.max_new_tokens", config.eval.max_new_tokens)
     if config.train.colocate_all:
         _check_colocation(config)
     elif config.vllm.sync_transfer == "ipc":
@@ -305,6 +452,12 @@ def _check_algorithm(config: TrainConfig) -> None:
         raise ValueError(
             "--algo.kl.estimator k1 has a gradient of expectation 0 as a loss; take k2 or k3, or --algo.kl.no_use_loss"
         )
+    if algo.advantage.estimator == "gdpo" and algo.kl.init_coef and not algo.kl.use_loss:
+        raise ValueError(
+            "--algo.advantage.estimator gdpo is made of the reward's parts, so a KL subtracted from the reward would "
+            "be lost: add --algo.kl.use_loss"
+        )
+    _check_filters(algo)
     if algo.advantage.estimator == "mwer" and algo.policy_loss != "reinforce":
         raise ValueError("--algo.advantage.estimator mwer has no clipping: add --algo.policy_loss reinforce")
     if algo.policy_loss == "reinforce" and (config.train.max_epochs > 1 or config.train.batch_size):
@@ -315,4 +468,22 @@ def _check_algorithm(config: TrainConfig) -> None:
     if algo.policy_loss == "gspo" and algo.loss_normalization != "sequence":
         raise ValueError(
             f"--algo.loss_normalization {algo.loss_normalization}: GSPO is a mean over sequences; set it to sequence"
+        )
+
+
+def _check_filters(algo: Algo) -> None:
+    band, pass_score = algo.dynamic_filtering_range, algo.dynamic_filtering_pass_score
+    if pass_score is not None and band is None:
+        raise ValueError(f"--algo.dynamic_filtering_pass_score {pass_score} needs --algo.dynamic_filtering_range")
+    if band is None:
+        return
+    low, high = band
+    if low >= high:
+        raise ValueError(f"--algo.dynamic_filtering_range {low} {high}: the first must be below the second")
+    if not algo.dynamic_filtering_enable:
+        raise ValueError(f"--algo.dynamic_filtering_range {low} {high} needs --algo.dynamic_filtering_enable")
+    if pass_score is not None and (low >= 1 or high <= 0):
+        raise ValueError(
+            f"--algo.dynamic_filtering_range {low} {high}: with --algo.dynamic_filtering_pass_score it is of shares, "
+            "which lie between 0 and 1"
         )

@@ -1,124 +1,69 @@
-"""Greedy decoding of held-out sets and their corpus metrics; the same numbers in training and in `speechrl eval`."""
+"""Decoding of held-out sets; the same numbers in training and in `speechrl eval`."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from speechrl.config import EvalConfig, named_paths
-from speechrl.data.mix import read_checked
-from speechrl.launch import cluster, start_inference, stop
+from speechrl.evaluation.alignment import write_alignment
+from speechrl.evaluation.groups import parts_of, read_sets
+from speechrl.evaluation.hypotheses import write_hypotheses
+from speechrl.evaluation.metrics import Decoded, Samples, error_counts, rates, rates_with_intervals
+from speechrl.launch import cluster, evaluation_engine
 from speechrl.models.load import read_family
 from speechrl.reward.client import RewardClient
-from speechrl.reward.keywords import KeywordCounts, keyword_counts
-from speechrl.reward.metrics import ErrorCounts, char_counts, word_counts
 from speechrl.rollout.engine import RolloutEngine, Sampling
+from speechrl.rollout.vllm_api import require_vllm
 from speechrl.sections import Decoding
-from speechrl.statistics import bootstrap_interval
 from speechrl.types import Group, Scores, Utterance
 
 CHUNK = 1024  # utterances whose features are in memory at once
 
 
 @dataclass(frozen=True)
-class Decoded:
-    """One utterance with its greedy transcript, its error counts, and its reward where one was asked for."""
+class DecodedSet:
+    """The transcripts of a set, in its order, and the seconds that decoding took (encoder included, reward not)."""
 
-    utterance: Utterance
-    text: str
-    language: str | None
-    finish_reason: str
-    chars: ErrorCounts
-    words: ErrorCounts
-    keywords: KeywordCounts
-    reward: float | None = None
+    groups: list[Samples]
+    decode_s: float
 
 
-@dataclass(frozen=True)
-class Rate:
-    """A corpus metric as a ratio of sums, with its bootstrap interval over utterances (95 %)."""
-
-    value: float
-    low: float
-    high: float
-
-
-def greedy(options: Decoding) -> Sampling:
+def sampling_of(options: Decoding, seed: int) -> Sampling:
     """How evaluation decodes."""
-    return Sampling(temperature=0.0, max_new_tokens=options.max_new_tokens, batch_size=options.batch_size)
-
-
-def decode(
-    engine: RolloutEngine, utterances: Sequence[Utterance], options: Decoding, reward: RewardClient | None
-) -> list[Decoded]:
-    """Transcribe every utterance greedily and count its errors."""
-    groups: list[Group] = []
-    for start in range(0, len(utterances), CHUNK):
-        groups += engine.generate(utterances[start : start + CHUNK], greedy(options))
-        engine.forget()
-    scores: Sequence[Scores | None] = reward.score(groups) if reward is not None else [None] * len(groups)
-    return [_decoded(group, score) for group, score in zip(groups, scores, strict=True)]
-
-
-def _decoded(group: Group, score: Scores | None) -> Decoded:
-    utterance, rollout = group.utterance, group.rollouts[0]
-    return Decoded(
-        utterance=utterance,
-        text=rollout.text,
-        language=rollout.language,
-        finish_reason=rollout.finish_reason,
-        chars=char_counts(rollout.text, utterance.text, utterance.language),
-        words=word_counts(rollout.text, utterance.text, utterance.language),
-        keywords=keyword_counts(rollout.text, utterance.keywords, utterance.text, utterance.language),
-        reward=score.rewards[0] if score is not None else None,
+    return Sampling(
+        num_samples=options.n_samples,
+        temperature=options.temperature,
+        max_new_tokens=options.max_new_tokens,
+        batch_size=options.batch_size,
+        seed=seed,
+        num_beams=options.num_beams,
     )
 
 
-# name -> (numerator, denominator) of one utterance; None where it does not count
-METRICS: dict[str, Callable[[Decoded], tuple[float, float] | None]] = {
-    "cer": lambda item: (item.chars.errors, item.chars.reference_length),
-    "wer": lambda item: (item.words.errors, item.words.reference_length),
-    "insertion_rate": lambda item: (item.chars.insertions, item.chars.reference_length),
-    "keyword_f1": lambda item: _f1(item.keywords),
-    "exact": lambda item: (float(item.chars.errors == 0), 1.0),
-    "overlong": lambda item: (float(item.finish_reason == "length"), 1.0),
-    "reward": lambda item: None if item.reward is None else (item.reward, 1.0),
-}
+def decode(
+    engine: RolloutEngine, utterances: Sequence[Utterance], options: Decoding, reward: RewardClient | None, seed: int
+) -> DecodedSet:
+    """Transcribe every utterance."""
+    groups: list[Group] = []
+    started = time.monotonic()
+    for start in range(0, len(utterances), CHUNK):
+        groups += engine.generate(utterances[start : start + CHUNK], sampling_of(options, seed))
+        engine.forget()
+    decode_s = time.monotonic() - started
+    scores: Sequence[Scores | None] = reward.score(groups) if reward is not None else [None] * len(groups)
+    return DecodedSet([_decoded(group, score) for group, score in zip(groups, scores, strict=True)], decode_s)
 
 
-def _f1(counts: KeywordCounts) -> tuple[float, float] | None:
-    total = 2 * counts.hits + counts.misses + counts.false_insertions
-    return (2.0 * counts.hits, float(total)) if total else None
-
-
-def rates(decoded: Sequence[Decoded]) -> dict[str, float]:
-    """Corpus metrics; those that nothing counts towards are left out."""
-    return {
-        name: sum(n for n, _ in pairs) / max(sum(d for _, d in pairs), 1) for name, pairs in _pairs(decoded).items()
-    }
-
-
-def rates_with_intervals(decoded: Sequence[Decoded], seed: int) -> dict[str, Rate]:
-    """Corpus metrics with bootstrap intervals over utterances."""
-    values = rates(decoded)
-    return {
-        name: Rate(values[name], *bootstrap_interval([n for n, _ in pairs], [d for _, d in pairs], seed=seed))
-        for name, pairs in _pairs(decoded).items()
-    }
-
-
-def _pairs(decoded: Sequence[Decoded]) -> dict[str, list[tuple[float, float]]]:
-    found = {
-        name: [pair for item in decoded if (pair := pair_of(item)) is not None] for name, pair_of in METRICS.items()
-    }
-    return {name: pairs for name, pairs in found.items() if pairs}
+def _decoded(group: Group, scores: Scores | None) -> Samples:
+    rewards = scores.rewards if scores is not None else (None,) * len(group.rollouts)
+    return tuple(
+        Decoded(group.utterance, rollout.text, rollout.language, rollout.finish_reason, reward, rollout.raw_text)
+        for rollout, reward in zip(group.rollouts, rewards, strict=True)
+    )
 
 
 def evaluate_sets(
@@ -126,78 +71,79 @@ def evaluate_sets(
     sets: Mapping[str, Sequence[Utterance]],
     options: Decoding,
     reward: RewardClient | None = None,
+    seed: int = 0,
 ) -> dict[str, float]:
-    """Metrics of every named set as eval/NAME/METRIC, with the newest weights."""
-    started, metrics = time.monotonic(), {}
+    """Metrics of every named set as eval/NAME/METRIC, and of its parts as eval/NAME/KEY=VALUE/METRIC, with the newest
+    weights.
+    """
+    started = time.monotonic()
+    metrics: dict[str, float] = {}
     engine.sync()
     for name, utterances in sets.items():
-        for metric, value in rates(decode(engine, utterances, options, reward)).items():
-            metrics[f"eval/{name}/{metric}"] = value
+        groups = decode(engine, utterances, options, reward, seed).groups
+        parts = {f"{key}={value}/": part for key in options.group_by for value, part in parts_of(groups, key).items()}
+        for place, part in {"": groups, **parts}.items():
+            metrics |= {f"eval/{name}/{place}{metric}": value for metric, value in rates(part).items()}
     engine.release()
     return metrics | {"time/eval_s": time.monotonic() - started}
 
 
 def evaluate_models(config: EvalConfig) -> dict:
-    """`speechrl eval`: every model on every set. Writes eval.json and MODEL.SET.jsonl; returns what eval.json holds."""
+    """`speechrl eval`: every model on every set. Writes summary.json and MODEL/SET/{hypotheses.jsonl, alignment.txt};
+    returns what summary.json holds.
+    """
     out = Path(config.output_dir)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"--output_dir {out} can't be made: {error.strerror}") from error
-    sets = {
-        name: read_checked(path, config.data)
-        for name, path in named_paths(config.eval.dataset, "--eval.dataset").items()
-    }
+    sets = read_sets(config.eval, config.data)
     reward = RewardClient.from_options(config.reward) if config.reward.remote_url else None
     if reward is not None:
         reward.probe()
-    for path in named_paths(config.model, "--model").values():
+    models = named_paths(config.model, "--model")
+    for path in models.values():
         read_family(path, config.actor.trust_remote_code)  # a wrong path is told before the ranks start
-    report: dict = {"models": {}, "seed": config.seed}
-    with cluster(config.ray, config.actor.num_ranks):
-        for model, path in named_paths(config.model, "--model").items():
-            engine = start_inference(config, path)
-            report["models"][model] = {"path": path, "sets": {}}
-            for name, utterances in sets.items():
-                started = time.monotonic()
-                decoded = decode(engine, utterances, config.eval, reward)
-                _write_hypotheses(out / f"{model}.{name}.jsonl", decoded)
-                report["models"][model]["sets"][name] = {
-                    "utterances": len(utterances),
-                    "seconds": round(time.monotonic() - started, 2),
-                    "metrics": {key: asdict(rate) for key, rate in rates_with_intervals(decoded, config.seed).items()},
-                }
-            stop(engine)
-    (out / "eval.json").write_text(json.dumps(report, indent=2))
-    return report
+    if config.eval.engine == "vllm":
+        require_vllm("--eval.engine")
+    summary: dict = {
+        "decoding": config.eval.model_dump(mode="json") | {"param_dtype": config.ds.param_dtype},
+        "seed": config.seed,
+        "models": {model: {"path": path, "sets": {}} for model, path in models.items()},
+    }
+    with cluster(config.ray, config.actor.num_ranks, config.vllm.num_engines * (config.eval.engine == "vllm")):
+        for model, path in models.items():
+            with evaluation_engine(config, path) as engine:
+                engine.sync()
+                for name, utterances in sets.items():
+                    found = decode(engine, utterances, config.eval, reward, config.seed)
+                    folder = out / model / name
+                    folder.mkdir(parents=True, exist_ok=True)
+                    write_hypotheses(folder / "hypotheses.jsonl", found.groups)
+                    write_alignment(folder / "alignment.txt", found.groups)
+                    summary["models"][model]["sets"][name] = summarise(found, config.eval.group_by, config.seed)
+    (out / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if reward is not None:
+        reward.close()
+    return summary
 
 
-def _write_hypotheses(path: Path, decoded: Sequence[Decoded]) -> None:
-    with open(path, "w", encoding="utf-8") as handle:
-        for item in decoded:
-            line = {
-                "id": item.utterance.id,
-                "reference": item.utterance.text,
-                "text": item.text,
-                "language": item.language,
-                "finish_reason": item.finish_reason,
-                "char_errors": item.chars.errors,
-                "reward": item.reward,
-            }
-            handle.write(json.dumps(line, ensure_ascii=False) + "\n")
+def summarise(found: DecodedSet, group_by: Sequence[str], seed: int) -> dict:
+    """One set's entry in summary.json."""
+    audio_s = sum(samples[0].utterance.duration_s or 0.0 for samples in found.groups)
+    return {
+        **_figures(found.groups, seed),
+        "audio_s": round(audio_s, 3),
+        "decode_s": round(found.decode_s, 3),
+        "real_time_factor": round(found.decode_s / audio_s, 6) if audio_s else None,
+        "counts": error_counts(found.groups),
+        "breakdown": {
+            key: {value: _figures(part, seed) for value, part in parts_of(found.groups, key).items()}
+            for key in group_by
+        },
+    }
 
 
-def print_report(report: dict) -> None:
-    """One table per set: a row per model, a column per metric, percentages with their 95 % intervals."""
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    names = list(next(iter(report["models"].values()))["sets"])
-    for name in names:
-        rows = {model: entry["sets"][name] for model, entry in report["models"].items()}
-        columns = list(next(iter(rows.values()))["metrics"])
-        table = Table("model", *columns, title=f"{name}: {next(iter(rows.values()))['utterances']} utterances, %")
-        for model, row in rows.items():
-            cells = [row["metrics"][column] for column in columns]
-            table.add_row(
-                model, *(f"{100 * c['value']:.1f} [{100 * c['low']:.1f}, {100 * c['high']:.1f}]" for c in cells)
-            )
-        console.print(table)
+def _figures(groups: Sequence[Samples], seed: int) -> dict:
+    metrics = {name: asdict(rate) for name, rate in rates_with_intervals(groups, seed).items()}
+    return {"utterances": len(groups), "metrics": metrics}

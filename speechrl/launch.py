@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from speechrl.config import Common, EvalConfig, TrainConfig
 from speechrl.ports import free_address
-from speechrl.rollout.engine import RolloutEngine
+from speechrl.rollout.engine import EngineSpec, RolloutEngine
 from speechrl.rollout.vllm import NO_TURNS, Turns, VllmEngine, VllmServer
-from speechrl.sections import RayOptions
+from speechrl.sections import RayOptions, Vllm
 from speechrl.training.group import PolicyGroup, RankGroup
 from speechrl.training.inference import InferenceRank
 from speechrl.training.policy import Place, PolicyRank
@@ -22,7 +22,7 @@ G = TypeVar("G", bound=RankGroup)
 R = TypeVar("R")
 CPUS_PER_RANK = 2  # of Ray's logical CPUs: a policy rank and a reference rank
 REFERENCE_GPU_SHARE = 0.3  # of the GPU that a reference rank shares with a policy rank
-ENGINE_GPU_SHARE = 0.3  # likewise of an engine, with --train.colocate_all
+ENGINE_GPU_SHARE = 0.3  # likewise of an engine, with --train.colocate_all or in an evaluation
 
 
 @contextmanager
@@ -129,19 +129,24 @@ def start_engine(config: TrainConfig, policy: PolicyGroup) -> RolloutEngine:
     gpus = ENGINE_GPU_SHARE if shared else options.tensor_parallel_size * on_gpu
     if turns.policy:
         policy.call("offload")  # vLLM measures what is free
-    remote = ray.remote(_telling(VllmServer))
-    servers = [
-        remote.options(
-            num_cpus=0 if shared else 1,  # a bundle's CPUs go to the policy and the reference
-            num_gpus=gpus,
-            **(_bundle(policy.placement, index) if shared else {}),
-        ).remote(spec, options, config.train.seed)
-        for index in range(options.num_engines)
-    ]
-    _ready(RankGroup(servers), config.ray.startup_timeout_s)
-    engine = VllmEngine(servers, policy, options, transfer, turns)
+    servers = _vllm_servers(spec, options, config.train.seed, gpus, policy.placement if shared else None)
+    _ready(servers, config.ray.startup_timeout_s)
+    engine = VllmEngine(servers.ranks, policy, options, transfer, turns)
     engine.release()
     return engine
+
+
+def _vllm_servers(spec: EngineSpec, options: Vllm, seed: int, gpus: float, placement: Any | None) -> RankGroup:
+    """Actors of --vllm.num_engines engines. placement: engine i lives in bundle i of it; None: anywhere."""
+    import ray
+
+    remote = ray.remote(_telling(VllmServer))
+    servers = []
+    for index in range(options.num_engines):
+        # a bundle's CPUs go to the policy and the reference
+        place = {"num_cpus": 1} if placement is None else {"num_cpus": 0, **_bundle(placement, index)}
+        servers.append(remote.options(num_gpus=gpus, **place).remote(spec, options, seed))
+    return RankGroup(servers)
 
 
 def _check_gpus(config: TrainConfig) -> None:
@@ -168,20 +173,61 @@ def _transfer(config: TrainConfig, on_gpu: bool) -> str:
     return ("ipc" if shared else "nccl") if on_gpu else "host"
 
 
-def start_inference(config: EvalConfig, model: str) -> RankGroup:
-    """Ranks that only decode, for `speechrl eval`."""
+@contextmanager
+def evaluation_engine(config: EvalConfig, model: str) -> Iterator[RolloutEngine]:
+    """What decodes for `speechrl eval`: ranks that hold the model, or vLLM engines that they feed. Ended on leaving.
+
+    On GPUs vLLM engine i shares the GPU of rank i: the ranks run encoder and projector alone.
+    """
     import ray
 
-    gpus = 1 if _on_gpu(config.actor.device) else 0
-    placement = _reserve(config.actor.num_ranks, gpus, config.ray.startup_timeout_s)
+    with_vllm, on_gpu = config.eval.engine == "vllm", _on_gpu(config.actor.device)
+    if with_vllm and on_gpu:
+        _check_pairs(config)
+    ranks = _inference_ranks(config, model, on_gpu - ENGINE_GPU_SHARE * (with_vllm and on_gpu))
+    groups = [ranks]
+    try:
+        _ready(ranks, config.ray.startup_timeout_s)
+        if not with_vllm:
+            yield ranks
+            return
+        spec = ray.get(ranks.ranks[0].engine_spec.remote(config.vllm, False))
+        placement = ranks.placement if on_gpu else None
+        servers = _vllm_servers(spec, config.vllm, config.seed, ENGINE_GPU_SHARE * on_gpu, placement)
+        groups.append(servers)
+        _ready(servers, config.ray.startup_timeout_s)
+        yield VllmEngine(servers.ranks, ranks, config.vllm, "host")
+    finally:
+        for group in reversed(groups):
+            stop(group)
+
+
+def _inference_ranks(config: EvalConfig, model: str, gpu_share: float) -> RankGroup:
+    import ray
+
+    placement = _reserve(config.actor.num_ranks, 1 if gpu_share else 0, config.ray.startup_timeout_s)
     remote = ray.remote(_telling(InferenceRank))
     ranks = [
-        remote.options(num_cpus=1, num_gpus=gpus, **_bundle(placement, rank)).remote(
-            model, config.actor, config.data, config.ds.param_dtype
+        remote.options(num_cpus=1, num_gpus=gpu_share, **_bundle(placement, rank)).remote(
+            model, config.actor, config.data, config.ds.param_dtype, ("encoder",), 0, rank
         )
         for rank in range(config.actor.num_ranks)
     ]
-    return _ready(RankGroup(ranks, placement), config.ray.startup_timeout_s)
+    return RankGroup(ranks, placement)
+
+
+def _check_pairs(config: EvalConfig) -> None:
+    """Raises ValueError where vLLM engines of an evaluation can't live one beside each rank."""
+    if config.vllm.num_engines != config.actor.num_ranks:
+        raise ValueError(
+            f"--vllm.num_engines {config.vllm.num_engines}: on GPUs one engine lives beside each rank of an "
+            f"evaluation, so give --actor.num_ranks {config.actor.num_ranks}"
+        )
+    if config.vllm.tensor_parallel_size > 1:
+        raise ValueError(
+            f"--vllm.tensor_parallel_size {config.vllm.tensor_parallel_size}: the engines of an evaluation live on one "
+            "rank's GPU each; take 1"
+        )
 
 
 def stop(group: RankGroup) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from speechrl import stages
 from speechrl.algorithms.schedules import learning_rate
-from speechrl.config import TrainConfig, named_paths
-from speechrl.data.mix import MixedLoader, read_checked, read_sources
+from speechrl.config import TrainConfig
+from speechrl.data.mix import MixedLoader, read_sources
 from speechrl.evaluate import evaluate_sets
+from speechrl.evaluation.groups import read_sets
 from speechrl.launch import cluster, num_engines, start_engine, start_policy, start_reference
 from speechrl.preflight import preflight, try_reward
 from speechrl.reward.client import RewardClient
@@ -22,7 +23,7 @@ from speechrl.training.run_folder import RunFolder
 def train(config: TrainConfig) -> Path:
     """Reinforcement learning. Returns the folder of the last export (or of the run, with --ckpt.no_save_hf)."""
     sources = read_sources(config.data)
-    sets = {name: read_checked(path, config.data) for name, path in named_paths(config.eval.dataset, "").items()}
+    sets = read_sets(config.eval, config.data)
     loader = MixedLoader(
         sources, config.data.probabilities, config.rollout.batch_size, config.train.seed, config.data.shuffle,
         "--rollout.batch_size",
@@ -32,7 +33,7 @@ def train(config: TrainConfig) -> Path:
     run = RunFolder(config)
     reward = RewardClient.from_options(config.reward)
     reward.probe()
-    print(try_reward(reward, builder, sources[0][0], config.rollout.n_samples_per_prompt), flush=True)
+    print(try_reward(reward, builder, sources[0][0], config), flush=True)
     if config.rollout.top_p < 1 or config.rollout.top_k:
         print("warning: --rollout.top_p and top_k truncate: recorded log-probs are not the policy's own", flush=True)
     with cluster(config.ray, config.actor.num_ranks, num_engines(config)):
@@ -64,7 +65,7 @@ def train(config: TrainConfig) -> Path:
                 reference.forget()
             last = step + 1 == total_steps
             if sets and config.eval.steps and (last or (step + 1) % config.eval.steps == 0):
-                metrics |= evaluate_sets(engine, sets, config.eval, reward)
+                metrics |= evaluate_sets(engine, sets, config.eval, reward, config.train.seed)
             if last:
                 stages.check_encoder(facts, policy.describe())
             with clock("time/save_s"):

@@ -5,15 +5,17 @@ of every train and sft.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 
-from speechrl.config import CheckConfig, Common, SftConfig, TrainConfig, named_paths
+from speechrl.algorithms.advantages import GroupRewards
+from speechrl.config import CheckConfig, Common, SftConfig, TrainConfig
 from speechrl.data.checks import check_utterances
-from speechrl.data.mix import MixedLoader, read_checked, read_sources
+from speechrl.data.mix import MixedLoader, read_sources
+from speechrl.evaluation.groups import read_sets
 from speechrl.models.families import Family
 from speechrl.models.load import LoadedModel, load_processor, read_family
 from speechrl.models.prompts import PromptBuilder
 from speechrl.reward.client import RewardClient
+from speechrl.rollout.vllm_api import require_vllm
 from speechrl.training.inference import pick_device
 from speechrl.training.run_folder import RunFolder
 from speechrl.types import Group, Rollout, Utterance
@@ -28,8 +30,8 @@ def preflight(config: Common, sets: dict[str, Sequence[Utterance]]) -> PromptBui
     """
     if not config.ray.address:  # the ranks will run here
         pick_device(config.actor.device)
-    if isinstance(config, TrainConfig) and config.rollout.engine == "vllm" and find_spec("vllm") is None:
-        raise ValueError("--rollout.engine vllm: vLLM is not installed; install it, or take --rollout.engine native")
+    if isinstance(config, TrainConfig) and config.rollout.engine == "vllm":
+        require_vllm("--rollout.engine")
     builder = _read_builder(config, config.actor.model_name_or_path)
     family = builder.family
     if isinstance(config, TrainConfig) and config.algo.kl.init_coef and config.ref.model_name_or_path:
@@ -111,11 +113,7 @@ def check(config: CheckConfig) -> list[str]:
         "--rollout.batch_size",
     )  # fmt: skip
     train = {f"training set {index + 1}": source for index, source in enumerate(sources)}
-    held_out = {
-        name: read_checked(path, config.data)
-        for name, path in named_paths(config.eval.dataset, "--eval.dataset").items()
-    }
-    sets: dict[str, Sequence[Utterance]] = {**train, **held_out}
+    sets: dict[str, Sequence[Utterance]] = {**train, **read_sets(config.eval, config.data)}
     for name, utterances in sets.items():
         seconds = sum(utterance.duration_s or 0.0 for utterance in utterances)
         lines.append(f"{name}: {len(utterances)} utterances" + (f", {seconds / 3600:.2f} h" if seconds else ""))
@@ -129,7 +127,7 @@ def check(config: CheckConfig) -> list[str]:
     client = RewardClient.from_options(config.reward)
     try:
         client.probe()
-        lines.append(try_reward(client, builder, first, config.rollout.n_samples_per_prompt))
+        lines.append(try_reward(client, builder, first, config))
     finally:
         client.close()
     lines.append(f"output: {config.ckpt.output_dir} can be written")
@@ -161,15 +159,18 @@ def _round_trip(builder: PromptBuilder, utterance: Utterance) -> str:
     return f"tokenizer: gives {utterance.id}'s reference back ({len(ids)} tokens)"
 
 
-def try_reward(client: RewardClient, builder: PromptBuilder, utterance: Utterance, num_samples: int) -> str:
-    """Score the reference itself, as if every sample of a group had said it; returns what the reward said of it.
+def try_reward(client: RewardClient, builder: PromptBuilder, utterance: Utterance, config: TrainConfig) -> str:
+    """Score the reference itself, with the family's tags, as if every sample of a group had said it; returns what the
+    reward said of it.
 
-    Raises RewardError for a reward that raises, or answers what is no reward: before training, not in its first step.
+    Raises RewardError for a reward that raises, or answers what is no reward, and ValueError for one that lacks what
+    --algo.advantage.estimator reads: before training, not in its first step.
     """
     prompt = builder.prepare(utterance).prompt
-    ids = builder.label_ids(utterance, with_language=False)
-    rollout = Rollout(ids, (0.0,) * len(ids), "stop", 0, utterance.text, utterance.text, utterance.language)
-    scores = client.score([Group(prompt, (rollout,) * num_samples)])[0]
+    ids = builder.label_ids(utterance, with_language=bool(utterance.language))
+    rollout = Rollout(ids, (0.0,) * len(ids), "stop", 0, *builder.decode(ids[:-1], utterance))
+    scores = client.trial([Group(prompt, (rollout,) * config.rollout.n_samples_per_prompt)])[0]
+    GroupRewards.from_scores([scores], config.algo.advantage.estimator)
     parts = ", ".join(f"{name} {values[0]}" for name, values in scores.parts.items())
     if all(reward is None for reward in scores.rewards):
         return f"reward: WARNING, it abstains (None) for the reference of {utterance.id}; nothing is learnt from it"

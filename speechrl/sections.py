@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import tyro
 from pydantic import Field
 
 from speechrl.settings import Section
 
 Role = Literal["encoder", "projector", "language_model"]
-Estimator = Literal["group_norm", "dr_grpo", "rloo", "reinforce_baseline", "mwer"]
+Estimator = Literal["group_norm", "dr_grpo", "rloo", "reinforce_baseline", "mwer", "gdpo"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -127,7 +128,7 @@ class Rollout(Section):
 
 
 class Vllm(Section):
-    """The engines of --rollout.engine vllm, each a Ray actor that holds the language model."""
+    """The vLLM engines of --rollout.engine (or --eval.engine) vllm, each a Ray actor that holds the language model."""
 
     num_engines: int = Field(default=1, ge=1)
     """Engines; prompts are spread over them."""
@@ -159,9 +160,16 @@ class Advantage(Section):
     """How a group's rewards become advantages."""
 
     estimator: Estimator = "group_norm"
-    """group_norm divides by the group's standard deviation, dr_grpo does not; the others differ in their baseline."""
+    """group_norm divides by the group's standard deviation, dr_grpo does not, gdpo normalises each part of the reward
+    before it sums them; the others differ in their baseline."""
     min_std: float = Field(default=1e-6, ge=0)
     """A group whose rewards have a smaller standard deviation carries no gradient."""
+
+
+class ScoreAlgo(Section):
+    """What is optimised."""
+
+    advantage: Advantage = Advantage()
 
 
 class Kl(Section):
@@ -197,7 +205,11 @@ class Algo(Section):
     constant_length: int = Field(default=0, ge=0)
     """The length for `constant`; --rollout.max_new_tokens if 0."""
     dynamic_filtering_enable: bool = False
-    """Sample further prompts until the batch is full of groups with spread."""
+    """Sample further prompts until the batch is full of groups with spread (and in the range, if there is one)."""
+    dynamic_filtering_range: tuple[float, float] | None = None
+    """Keep prompts whose mean score lies strictly between the two; of the reward's `scores`, or the reward without."""
+    dynamic_filtering_pass_score: float | None = None
+    """The range is of the share of samples with at least this score, in place of the mean."""
     dynamic_filtering_max_rounds: int = Field(default=3, ge=1)
     """At most this many rollout rounds a step."""
 
@@ -205,12 +217,16 @@ class Algo(Section):
 class Reward(Section):
     """What scores a completion."""
 
-    remote_url: tuple[str, ...] = ()
-    """A Python file with reward_func(queries, prompts, labels), or http(s) URLs of `speechrl serve-reward`."""
+    remote_url: Annotated[tuple[str, ...], tyro.conf.arg(aliases=("--reward",))] = ()
+    """A Python or YAML file, or http(s) URLs of servers of one; NAME=FILE and NAME=URL for several parts."""
+    weights: tuple[str, ...] = ()
+    """NAME=WEIGHT of each NAME in --reward.remote_url; the reward is the weighted mean of these parts."""
+    token_env: str = ""
+    """Environment variable with the bearer token of the reward servers; every URL gets it."""
     timeout_s: float = Field(default=60.0, gt=0)
     """Of one HTTP request."""
     max_retries: int = Field(default=5, ge=0)
-    """On transport errors, 429 and 5xx; then the run stops."""
+    """On transport errors, 429 and 5xx, after a growing wait or as long as the server asks; then the run stops."""
     concurrency: int = Field(default=8, ge=1)
     """HTTP requests in flight."""
     batch_size: int = Field(default=64, ge=1)
@@ -274,7 +290,7 @@ class Sft(Section):
 
 
 class Decoding(Section):
-    """Greedy decoding of held-out sets."""
+    """Decoding of held-out sets."""
 
     dataset: tuple[str, ...] = ()
     """Manifests, each as name=path or path."""
@@ -282,10 +298,18 @@ class Decoding(Section):
     """Prompts decoded together on one rank."""
     max_new_tokens: int = Field(default=256, ge=1)
     """Longest transcript."""
+    temperature: float = Field(default=0.0, ge=0)
+    """Sampling temperature; 0 is greedy."""
+    n_samples: int = Field(default=1, ge=1)
+    """Samples per utterance: metrics are means over them, oracle_cer and oracle_wer take the best of them."""
+    num_beams: int = Field(default=1, ge=1)
+    """Beams of a beam search (native only); 1 is none."""
+    group_by: tuple[str, ...] = ()
+    """Also break metrics down by language, duration or any metadata key of the manifests, such as source."""
 
 
 class Eval(Decoding):
-    """Greedy decoding of held-out sets during training."""
+    """Decoding of held-out sets during training."""
 
     steps: int = Field(default=0, ge=0)
     """Evaluate every N steps and at the end; 0 is off."""
@@ -293,6 +317,15 @@ class Eval(Decoding):
     """Keep the export of the step with the best value of this metric, such as eval/dev/cer; the last step if empty."""
     best_direction: Literal["min", "max"] = "min"
     """Which end of --eval.best_metric is good."""
+
+
+class Evaluation(Decoding):
+    """Decoding of held-out sets by `speechrl eval`."""
+
+    engine: Literal["native", "vllm"] = "native"
+    """What decodes: native is the model's own forward pass, vllm an engine that gets its weights from the ranks."""
+    group_by: tuple[str, ...] = ("language", "duration")
+    """Also break metrics down by language, duration or any metadata key of the manifests, such as source."""
 
 
 class Ckpt(Section):

@@ -7,6 +7,7 @@ flag and all faults are told together.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -82,7 +83,11 @@ def read_yaml(path: str, origin: str) -> dict[str, Any]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML, but a key given twice is an error: PyYAML would let the last one win without a word."""
+    """YAML, but a key given twice is an error: PyYAML would let the last one win without a word.
+
+    And only true and false are booleans, as in YAML 1.2: a key `on` and the language `no` are words. Fields that are
+    boolean still take yes, no, on and off.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen: set[str] = set()
@@ -93,6 +98,12 @@ class _UniqueKeys(yaml.SafeLoader):
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+_UniqueKeys.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if tag != "tag:yaml.org,2002:bool" or first in "tTfF"]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 _REGISTRY = ConstructorRegistry()
@@ -200,3 +211,49 @@ def named_paths(entries: Sequence[str], flag: str) -> dict[str, str]:
             raise ValueError(f"{flag}: the name {name!r} stands for both {named[name]} and {path}; write name=path")
         named[name] = path
     return named
+
+
+def named_lists(entries: Sequence[str], flag: str) -> dict[str, tuple[str, ...]]:
+    """{"name": values} of entries "name=value"; {"": values} if none has a name. A comma separates values of one entry.
+
+    Raises ValueError when only some entries have a name.
+    """
+    found: dict[str, list[str]] = {}
+    for entry in entries:
+        given = re.fullmatch(r"([\w-]+)=(.*)", entry.strip())
+        name, values = given.groups() if given else ("", entry)
+        found.setdefault(name, []).extend(value.strip() for value in values.split(","))
+    if "" in found and len(found) > 1:
+        raise ValueError(
+            f"{flag} {found[''][0]} has no name, others have; write name=value for all of them or for none"
+        )
+    return {name: tuple(values) for name, values in found.items()}
+
+
+def named_numbers(entries: Sequence[str], flag: str) -> dict[str, float]:
+    """{"name": number} of entries "name=number". Raises ValueError on anything else, and on a name given twice."""
+    named: dict[str, float] = {}
+    for entry in entries:
+        name, _, text = entry.partition("=")
+        try:
+            number = float(text)
+        except ValueError:
+            raise ValueError(f"{flag} {entry}: write name=number") from None
+        if not name or name in named:
+            raise ValueError(f"{flag} {entry}: {f'{name} is given twice' if name else 'write name=number'}")
+        named[name] = number
+    return named
+
+
+def read_secret(variable: str, flag: str) -> str:
+    """The token in the environment variable that a flag names; "" if it names none.
+
+    Raises ValueError when the variable is empty or holds what can't stand in an HTTP header.
+    """
+    if not variable:
+        return ""
+    value = os.environ.get(variable, "")
+    if not re.fullmatch(r"[!-~]+", value):
+        what = "holds spaces or unprintable characters" if value else "is not set"
+        raise ValueError(f"{flag} {variable}: the environment variable of this name {what}; export a token in it")
+    return value

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from speechrl import stages
 from speechrl.algorithms.schedules import learning_rate
-from speechrl.config import SftConfig, named_paths
-from speechrl.data.mix import MixedLoader, ctc_units, read_checked, read_sources
+from speechrl.config import SftConfig
+from speechrl.data.mix import MixedLoader, ctc_units, read_sources
 from speechrl.evaluate import evaluate_sets
+from speechrl.evaluation.groups import read_sets
 from speechrl.launch import cluster, start_policy
 from speechrl.preflight import preflight
 from speechrl.tracking import Tracker
@@ -21,7 +22,7 @@ DEFAULT_BATCH_SIZE = 32  # utterances per optimiser step when --train.batch_size
 def sft(config: SftConfig) -> Path:
     """Returns the folder of the last export (or of the run, with --ckpt.no_save_hf)."""
     sources = read_sources(config.data)
-    sets = {name: read_checked(path, config.data) for name, path in named_paths(config.eval.dataset, "").items()}
+    sets = read_sets(config.eval, config.data)
     loader = MixedLoader(
         sources, config.data.probabilities, config.train.batch_size or DEFAULT_BATCH_SIZE, config.train.seed,
         config.data.shuffle, "--train.batch_size",
@@ -53,7 +54,7 @@ def sft(config: SftConfig) -> Path:
             step_s = time.monotonic() - step_started
             metrics |= {"time/step_s": step_s, "train/tokens_per_s": metrics["train/tokens"] / step_s}
             if sets and config.eval.steps and (last or step % config.eval.steps == 0):
-                metrics |= evaluate_sets(policy, sets, config.eval)
+                metrics |= evaluate_sets(policy, sets, config.eval, seed=config.train.seed)
             if last:
                 stages.check_encoder(facts, policy.describe())
             saver.after_step(step, metrics, last)

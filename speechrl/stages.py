@@ -6,18 +6,22 @@ Shapes: P prompts, G samples of one prompt.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from speechrl.algorithms.advantages import ADVANTAGES, has_spread
+from speechrl.algorithms.advantages import ADVANTAGES, GroupRewards, as_rows, has_spread
+from speechrl.algorithms.filters import DROPPED, Verdict, judge
 from speechrl.algorithms.kl import KL_ESTIMATORS
 from speechrl.config import Common, TrainConfig
 from speechrl.data.mix import MixedLoader
-from speechrl.reward.client import RewardClient
+from speechrl.reward.client import RewardClient, merge_answers
 from speechrl.reward.metrics import char_counts, corpus_rate
-from speechrl.reward.plugin import answer_to_scores
+from speechrl.reward.plugin import RewardAnswer, answer_to_scores
+from speechrl.reward.summary import summarise
 from speechrl.rollout.engine import RolloutEngine, Sampling
 from speechrl.sections import Train
 from speechrl.tracking import Tracker
@@ -49,58 +53,66 @@ def collect(
 ) -> tuple[list[Group], list[Scores], Metrics]:
     """Sample and score one rollout batch.
 
-    With --algo.dynamic_filtering_enable, groups without spread are replaced by further prompts until the batch is full
-    or the rounds are used up (DAPO, Yu et al. 2025); what is then missing stays missing and is counted.
+    With --algo.dynamic_filtering_enable, groups that `judge` drops are replaced by further prompts until the batch is
+    full, the rounds are used up or a small dataset has gone round (DAPO, Yu et al. 2025); what is then missing stays
+    missing and is counted, down to no group at all.
     """
-    wanted = config.rollout.batch_size
-    rounds = config.algo.dynamic_filtering_max_rounds if config.algo.dynamic_filtering_enable else 1
-    groups: list[Group] = []
-    scores: list[Scores] = []
+    wanted, filtering = config.rollout.batch_size, config.algo.dynamic_filtering_enable
     seen: list[tuple[Group, Scores]] = []
-    logs: Metrics = {}
-    taken: set[str] = set()
-    for _ in range(rounds):
+    verdicts: list[Verdict] = []
+    answers: list[RewardAnswer] = []
+    for _ in range(config.algo.dynamic_filtering_max_rounds if filtering else 1):
+        taken = {group.utterance.id for group, _ in seen}
         utterances = [utterance for utterance in loader.next_batch() if utterance.id not in taken]
         if not utterances:  # a small dataset has gone round
             break
-        taken |= {utterance.id for utterance in utterances}
         fresh = engine.generate(utterances, sampling(config, step))
-        answer = reward.answer(fresh)
-        fresh_scores = answer_to_scores(answer, fresh)
-        if all(reward is None for reward in answer.rewards):
+        answers.append(reward.answer(fresh))
+        scores = answer_to_scores(answers[-1], fresh)
+        if all(value is None for score in scores for value in score.rewards):
             print(f"warning: step {step + 1}: the reward gave None for every completion, nothing is learnt", flush=True)
-        logs = {f"reward/log/{name}": value for name, value in answer.extra_logs.items()}
-        seen += zip(fresh, fresh_scores, strict=True)
-        keep = spread_mask(config, fresh_scores) if config.algo.dynamic_filtering_enable else [True] * len(fresh)
-        groups += [group for group, kept in zip(fresh, keep, strict=True) if kept]
-        scores += [score for score, kept in zip(fresh_scores, keep, strict=True) if kept]
-        if len(groups) >= wanted:
+        seen += zip(fresh, scores, strict=True)
+        verdicts += verdicts_of(config, scores) if filtering else ["kept"] * len(fresh)
+        if verdicts.count("kept") >= wanted:
             break
-    if not groups:  # nothing to learn from this time; the step is still logged
-        groups, scores = [seen[0][0]], [seen[0][1]]
-    metrics = rollout_metrics([group for group, _ in seen]) | reward_metrics([score for _, score in seen])
-    counts = {"rollout/prompts": float(len(seen)), "rollout/missing_groups": float(max(0, wanted - len(groups)))}
-    counts["rollout/live_groups_share"] = sum(spread_mask(config, [score for _, score in seen])) / len(seen)
-    return groups[:wanted], scores[:wanted], metrics | logs | counts
-
-
-def reward_tensors(scores: Sequence[Scores]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rewards_PG, valid_PG); an abstained reward is 0 and not valid."""
-    rewards_PG = torch.tensor([[reward if reward is not None else 0.0 for reward in score.rewards] for score in scores])
-    valid_PG = torch.tensor([[reward is not None for reward in score.rewards] for score in scores])
-    return rewards_PG, valid_PG
+    kept = [pair for pair, verdict in zip(seen, verdicts, strict=True) if verdict == "kept"][:wanted]
+    scores = [score for _, score in seen]
+    metrics = rollout_metrics([group for group, _ in seen]) | reward_metrics(scores)
+    metrics |= {f"reward/log/{name}": value for name, value in merge_answers(answers).extra_logs.items()}
+    metrics |= filter_metrics(verdicts, wanted, len(answers))
+    metrics["rollout/live_groups_share"] = sum(spread_mask(config, scores)) / len(scores)
+    return [group for group, _ in kept], [score for _, score in kept], metrics
 
 
 def spread_mask(config: TrainConfig, scores: Sequence[Scores]) -> list[bool]:
-    """Which groups carry a gradient: filtered on the standard deviation of their rewards, not on the mean."""
-    return has_spread(*reward_tensors(scores), config.algo.advantage.min_std).tolist()
+    """Which groups carry a gradient: by the standard deviation of what the estimator reads, not by the mean."""
+    options = config.algo.advantage
+    return has_spread(GroupRewards.from_scores(scores, options.estimator), options.min_std).tolist()
+
+
+def verdicts_of(config: TrainConfig, scores: Sequence[Scores]) -> list[Verdict]:
+    """What the filters of --algo.dynamic_filtering_* say of each group."""
+    algo = config.algo
+    return judge(scores, spread_mask(config, scores), algo.dynamic_filtering_range, algo.dynamic_filtering_pass_score)
+
+
+def filter_metrics(verdicts: Sequence[Verdict], wanted: int, rounds: int) -> Metrics:
+    """Where the sampled prompts went: prompts = dropped_* + surplus + the groups of the batch (wanted - missing)."""
+    kept = verdicts.count("kept")
+    return {
+        "rollout/prompts": float(len(verdicts)),
+        "rollout/rounds": float(rounds),
+        **{f"rollout/dropped_{verdict}_groups": float(verdicts.count(verdict)) for verdict in DROPPED},
+        "rollout/surplus_groups": float(max(0, kept - wanted)),
+        "rollout/missing_groups": float(max(0, wanted - kept)),
+    }
 
 
 def reference_logprobs(
     config: TrainConfig, groups: Sequence[Group], reference: RankGroup | None, policy: PolicyGroup
 ) -> RefLogprobs:
     """[P][G][T] log-probs under the reference; the frozen encoder's outputs come from the policy ranks."""
-    if reference is None:
+    if reference is None or not groups:
         return []
     same_encoder = "encoder" in config.actor.freeze and not config.ref.model_name_or_path
     return reference.logprobs(groups, config.rollout.temperature, config.train, policy if same_encoder else None)
@@ -110,27 +122,20 @@ def advantages(
     config: TrainConfig, groups: Sequence[Group], scores: Sequence[Scores], ref_logprobs: RefLogprobs
 ) -> tuple[list[TrainGroup], Metrics]:
     """Groups with their advantages. Groups without spread are left out: they carry no gradient."""
-    rewards_PG, valid_PG = reward_tensors(scores)
-    kl = config.algo.kl
+    if not groups:
+        return [], {}
+    estimator, kl = config.algo.advantage.estimator, config.algo.kl
+    rewards = GroupRewards.from_scores(scores, estimator)
     metrics: Metrics = {}
     # on the rewards of the task alone: a KL penalty differs in every sample and would let each group pass
-    spread_P = has_spread(rewards_PG, valid_PG, config.algo.advantage.min_std)
+    spread_P = has_spread(rewards, config.algo.advantage.min_std)
     if ref_logprobs and not kl.use_loss:
-        kl_PG = torch.tensor(
-            [_sequence_kl(group, ref, kl.estimator) for group, ref in zip(groups, ref_logprobs, strict=True)]
-        )
-        rewards_PG = rewards_PG - kl.init_coef * kl_PG
+        kl_PG = np.array([_sequence_kl(*pair, kl.estimator) for pair in zip(groups, ref_logprobs, strict=True)])
+        rewards = replace(rewards, rewards_PG=rewards.rewards_PG - kl.init_coef * kl_PG)
         metrics["reward/kl_penalty_nats"] = float(kl_PG.mean())
-    advantages_PG = ADVANTAGES[config.algo.advantage.estimator](rewards_PG, valid_PG)
+    rows = as_rows(ADVANTAGES[estimator](rewards), scores)
     train_groups = [
-        TrainGroup(
-            group=group,
-            advantages=tuple(
-                value if valid else None
-                for value, valid in zip(advantages_PG[index].tolist(), valid_PG[index].tolist(), strict=True)
-            ),
-            ref_logprobs=tuple(map(tuple, ref_logprobs[index])) if ref_logprobs else (),
-        )
+        TrainGroup(group, rows[index], tuple(map(tuple, ref_logprobs[index])) if ref_logprobs else ())
         for index, group in enumerate(groups)
         if spread_P[index]
     ]
@@ -171,17 +176,14 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
 
 
 def reward_metrics(scores: Sequence[Scores]) -> Metrics:
-    """Mean, spread and share of abstentions of the reward and of each of its parts."""
+    """`ColumnSummary` of the reward and of each of its parts; what is not defined is left out."""
     metrics: Metrics = {}
-    columns: dict[str, list[float | None]] = {"": [reward for score in scores for reward in score.rewards]}
-    for name in {name: None for score in scores for name in score.parts}:
-        columns[f"part/{name}/"] = [value for score in scores for value in score.parts.get(name, ())]
-    for prefix, column in columns.items():
-        values = torch.tensor([value for value in column if value is not None], dtype=torch.float64)
-        metrics[f"reward/{prefix}abstained_share"] = 1 - len(values) / len(column)
-        if len(values):
-            metrics[f"reward/{prefix}mean"] = float(values.mean())
-            metrics[f"reward/{prefix}std"] = float(values.std(correction=0))
+    for name, summary in summarise(scores).items():
+        prefix = f"reward/part/{name}/" if name else "reward/"
+        numbers = {"abstained_share": summary.abstained_share, "mean": summary.mean, "std": summary.std}
+        if name:  # the reward's correlation with itself says nothing
+            numbers |= {"correlation": summary.correlation, "group_correlation": summary.group_correlation}
+        metrics |= {prefix + key: value for key, value in numbers.items() if value is not None}
     return metrics
 
 

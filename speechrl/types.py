@@ -92,10 +92,14 @@ class Scores:
 
     rewards: a float each, or None where the reward does not apply to the rollout.
     parts: named components of the reward, each G long; None abstains.
+    weights: of the parts in the reward, by name; empty unless the reward tells them.
+    filter_scores: OpenRLHF's second number per rollout, which filters read in place of the reward; empty without.
     """
 
     rewards: tuple[float | None, ...]
     parts: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    filter_scores: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)

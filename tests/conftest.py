@@ -81,3 +81,9 @@ def noise_manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
         rows.append(row)
     write_manifest(folder / "noise.jsonl", rows)
     return str(folder / "noise.jsonl")
+
+
+@pytest.fixture(scope="session")
+def talkative_model(qwen3_asr: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The Qwen3-ASR of 32 hidden units, saying different things about different clips."""
+    return str(talkative(Path(qwen3_asr), tmp_path_factory.mktemp("models") / "talkative"))

@@ -16,14 +16,21 @@ from speechrl.cli import COMMANDS
 from speechrl.settings import Section, dump, load
 
 TRAIN = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "d.jsonl", "--reward.remote_url", "r.py"]
+PARTS = [*TRAIN[:4], "--reward.remote_url", "a=http://h/x", "b=r.py"]
 SFT = TRAIN[:4]
+SCORE = ["--manifest", "m.jsonl", "--hypotheses", "h.jsonl", "--out", "s.jsonl"]
+BAND = ["--algo.dynamic_filtering_enable", "--algo.dynamic_filtering_range"]
 EVAL = ["--model", "m", "--eval.dataset", "d.jsonl"]
+DEV = ["--eval.dataset", "dev=d.jsonl", "--eval.steps", "5"]
+BEST = [*DEV, "--eval.best_metric"]
 
 CONFIGS: dict[str, type[Section]] = {
     "train": options.TrainConfig,
     "sft": options.SftConfig,
     "check": options.CheckConfig,
     "eval": options.EvalConfig,
+    "score": options.ScoreConfig,
+    "compare": options.CompareConfig,
     "export": options.ExportConfig,
     "transcribe": options.TranscribeConfig,
     "serve-reward": options.ServeRewardConfig,
@@ -64,6 +71,13 @@ def test_flags_become_typed_nested_values():
     assert (config.algo.kl.use_loss, config.data.shuffle, config.ckpt.overwrite) == (False, False, True)
 
 
+def test_the_best_metric_may_be_of_a_part_of_a_set():
+    flags = [*BEST, "eval/dev/source=a/b/keyword_f1", "--eval.best_direction", "max", "--eval.group_by", "source"]
+    config = parse("train", [*TRAIN, *flags])
+    assert isinstance(config, options.TrainConfig)
+    assert config.eval.best_metric == "eval/dev/source=a/b/keyword_f1"
+
+
 def test_a_list_can_be_emptied():
     config = parse("sft", [*SFT, "--actor.freeze", "--actor.num_ranks", "2"])
     assert isinstance(config, options.SftConfig)
@@ -74,6 +88,19 @@ def test_hyphens_and_equals_signs_are_accepted():
     config = parse("train", [*TRAIN, "--rollout.n-samples-per-prompt=4"])
     assert isinstance(config, options.TrainConfig)
     assert config.rollout.n_samples_per_prompt == 4
+
+
+def test_reward_is_short_for_its_url():
+    config = parse("score", [*SCORE, "--reward", "r.yaml"])
+    assert isinstance(config, options.ScoreConfig)
+    assert config.reward.remote_url == ("r.yaml",)
+    assert parse("train", [*TRAIN[:4], "--reward", "r.py"]) == parse("train", TRAIN)
+
+
+def test_a_range_and_a_pass_score():
+    config = parse("train", [*TRAIN, *BAND, "0.3", "0.8", "--algo.dynamic_filtering_pass_score", "0.9"])
+    assert isinstance(config, options.TrainConfig)
+    assert (config.algo.dynamic_filtering_range, config.algo.dynamic_filtering_pass_score) == ((0.3, 0.8), 0.9)
 
 
 def test_options_that_are_not_given_keep_their_defaults():
@@ -95,6 +122,15 @@ def test_yaml_comes_first_and_flags_win(tmp_path: Path):
         assert config.actor.model_name_or_path == "m"
         assert config.actor.freeze == ()
         assert config.rollout.n_samples_per_prompt == 6
+
+
+def test_yaml_keeps_words_that_yaml_1_1_takes_for_booleans(tmp_path: Path):
+    path = tmp_path / "c.yaml"
+    path.write_text("eval: {dataset: [on, no]}\ndata: {shuffle: off}\nckpt: {overwrite: yes, resume: false}\n")
+    config = parse("train", [*TRAIN, "--eval.steps", "1", "--config", str(path)])
+    assert isinstance(config, options.TrainConfig)
+    assert config.eval.dataset == ("on", "no")
+    assert (config.data.shuffle, config.ckpt.overwrite, config.ckpt.resume) == (False, True, False)
 
 
 def test_yaml_may_leave_required_options_to_flags(tmp_path: Path):
@@ -166,10 +202,26 @@ BAD_FLAGS = [
     ("sft", ["--actor.num_ranks", "0", "--ckpt.max_num", "0"], "got 0; --ckpt.max_num: Input should be greater"),
     # cross-checks
     ("train", SFT, "--reward.remote_url is missing"),
+    ("train", [*TRAIN, "--reward.weights", "cer=1"], "--reward.weights cer: name the parts in --reward.remote_url, as"),
+    ("train", [*PARTS], "--reward.weights has none for a of --reward.remote_url: add a=1"),
+    ("train", [*PARTS, "--reward.weights", "a=1"], "--reward.weights has none for b of --reward.remote_url: add b=1"),
+    ("train", [*PARTS, "--reward.weights", "c=1"], "--reward.weights c: --reward.remote_url names ['a', 'b']"),
+    ("train", [*PARTS, "--reward.weights", "a=1", "b=-1"], "--reward.weights b=-1: give a finite number, 0 or more"),
+    ("train", [*PARTS, "--reward.weights", "a=nan", "b=1"], "--reward.weights a=nan: give a finite number, 0 or more"),
+    ("train", [*PARTS, "--reward.weights", "a=0", "b=0"], "--reward.weights are all 0"),
+    ("train", [*PARTS, "--reward.weights", "a"], "--reward.weights a: write name=number"),
+    ("train", [*PARTS, "--reward.weights", "=1"], "--reward.weights =1: write name=number"),
+    ("train", [*PARTS, "--reward.weights", "a=1", "a=2"], "--reward.weights a=2: a is given twice"),
+    ("train", [*PARTS, "c.py"], "--reward.remote_url c.py has no name, others have"),
+    ("eval", [*EVAL, "--reward.weights", "cer=1"], "--reward.weights cer: name the parts"),
+    ("serve-reward", ["r.py", "--workers", "0"], "--workers: Input should be greater than or equal to 1, got 0"),
     ("train", TRAIN[2:], "--actor.model_name_or_path is missing"),
     ("train", [*TRAIN[:2], *TRAIN[4:]], "--data.prompt_dataset is missing"),
     ("sft", SFT[2:], "--actor.model_name_or_path is missing"),
     ("eval", EVAL[2:], "--model is missing"),
+    ("score", SCORE, "--reward.remote_url is missing"),
+    ("score", [*SCORE[2:], "--reward", "r.py"], "--manifest STR"),
+    ("score", [*SCORE, "--reward", "r.py", "--algo.kl.init_coef", "0.1"], "--algo.kl.init_coef"),
     ("eval", EVAL[:2], "--eval.dataset is missing"),
     ("eval", ["--model", "a/x", "b/x", *EVAL[2:]], "--model: the name 'x' stands for both a/x and b/x"),
     ("eval", [*EVAL[:2], "--eval.dataset", "d=1", "d=2"], "--eval.dataset: the name 'd' stands for both 1 and 2"),
@@ -185,6 +237,52 @@ BAD_FLAGS = [
         [*TRAIN, "--eval.dataset", "dev=x", "--eval.best_metric", "eval/dev/cer"],
         "--eval.best_metric eval/dev/cer needs --eval.steps",
     ),
+    (
+        "train",
+        [*TRAIN, *BEST, "eval/dev/keyword_f1"],
+        "--eval.best_direction min: the best keyword_f1 is the max; give --eval.best_direction max",
+    ),
+    ("train", [*TRAIN, *BEST, "eval/dev/bleu"], "METRIC of cer, wer, mer, oracle_cer"),
+    ("train", [*TRAIN, *BEST, "eval/test/cer"], "NAME of ['dev']"),
+    ("train", [*TRAIN, *BEST, "eval/dev/language=zh/cer"], "KEY of --eval.group_by []"),
+    (
+        "sft",
+        [*SFT, *BEST, "eval/dev/oracle_cer"],
+        "--eval.best_metric eval/dev/oracle_cer needs --eval.n_samples above 1",
+    ),
+    ("eval", [*EVAL, "--eval.n_samples", "4"], "--eval.n_samples 4: at --eval.temperature 0 all samples are the same"),
+    ("sft", [*SFT, *DEV, "--eval.n_samples", "4"], "--eval.n_samples 4: at --eval.temperature 0 all samples"),
+    (
+        "eval",
+        [*EVAL, "--eval.num_beams", "4", "--eval.temperature", "1"],
+        "--eval.num_beams 4: a beam search samples nothing; set --eval.temperature 0",
+    ),
+    ("eval", [*EVAL, "--eval.num_beams", "4", "--eval.engine", "vllm"], "take --eval.engine native"),
+    ("train", [*TRAIN, *DEV, "--eval.num_beams", "4", "--rollout.engine", "vllm"], "take --rollout.engine native"),
+    (
+        "eval",
+        [*EVAL, "--eval.temperature", "3", "--eval.engine", "vllm"],
+        "--eval.temperature 3.0: vLLM takes at most 2",
+    ),
+    (
+        "eval",
+        [*EVAL, "--eval.engine", "vllm", "--vllm.max_model_len", "256"],
+        "room for a prompt beside --eval.max_new",
+    ),
+    (
+        "train",
+        [*TRAIN, *DEV, "--rollout.engine", "vllm", "--eval.max_new_tokens", "5000"],
+        "--vllm.max_model_len 4096 leaves no room for a prompt beside --eval.max_new_tokens 5000",
+    ),
+    (
+        "eval",
+        [*EVAL, "--eval.engine", "vllm", "--vllm.sync_transfer", "ipc"],
+        "--vllm.sync_transfer ipc: an evaluation",
+    ),
+    ("eval", [*EVAL, "--eval.group_by", "a", "a"], "--eval.group_by a a: give names without '=', each once"),
+    ("eval", [*EVAL, "--eval.group_by", "a=b"], "--eval.group_by a=b: give names"),
+    ("eval", [*EVAL, "--eval.steps", "5"], "--eval.steps"),  # of training alone
+    ("compare", ["a.jsonl"], "Missing from speechrl compare: B"),
     ("sft", [*SFT, "--sft.ctc_weight", "0.5"], "set --sft.ctc_weight 0 or leave encoder out of --actor.freeze"),
     ("train", [*TRAIN, "--rollout.n_samples_per_prompt", "1"], "--rollout.n_samples_per_prompt 1: a group of one"),
     ("train", [*TRAIN, "--train.batch_size", "12"], "--train.batch_size 12: groups stay whole"),
@@ -207,6 +305,24 @@ BAD_FLAGS = [
     ("train", [*TRAIN, "--algo.advantage.estimator", "mwer"], "add --algo.policy_loss reinforce"),
     ("train", [*TRAIN, "--algo.policy_loss", "reinforce", "--train.max_epochs", "2"], "use --train.max_epochs 1"),
     ("train", [*TRAIN, "--algo.policy_loss", "gspo"], "--algo.loss_normalization token: GSPO"),
+    (
+        "train",
+        [*TRAIN, "--algo.advantage.estimator", "gdpo", "--algo.kl.init_coef", "0.1", "--algo.kl.no_use_loss"],
+        "a KL subtracted from the reward would be lost: add --algo.kl.use_loss",
+    ),
+    ("train", [*TRAIN, *BAND, "1", "0"], "--algo.dynamic_filtering_range 1.0 0.0: the first must be below"),
+    (
+        "train",
+        [*TRAIN, *BAND[1:], "0", "1"],
+        "--algo.dynamic_filtering_range 0.0 1.0 needs --algo.dynamic_filtering_ena",
+    ),
+    ("train", [*TRAIN, *BAND, "0"], "--algo.dynamic_filtering_range"),
+    (
+        "train",
+        [*TRAIN, "--algo.dynamic_filtering_pass_score", "0.5"],
+        "--algo.dynamic_filtering_pass_score 0.5 needs --algo.dynamic_filtering_range",
+    ),
+    ("train", [*TRAIN, *BAND, "1", "2", "--algo.dynamic_filtering_pass_score", "0.5"], "it is of shares"),
     ("check", [*TRAIN, "--rollout.n_samples_per_prompt", "1"], "speechrl check: --rollout.n_samples_per_prompt 1"),
     # --config itself
     ("train", ["--config"], "--config needs the path"),
@@ -277,9 +393,11 @@ def test_help_lists_and_explains_every_option(command: str, capsys: pytest.Captu
     listed = list(flags(CONFIGS[command]))
     assert [name for name, text in listed if not text] == []
     for name, text in listed:
-        positional = (command, name) == ("serve-reward", "file")
+        positional = {("serve-reward", "file"): "FILE", ("compare", "a"): "A", ("compare", "b"): "B"}.get(
+            (command, name)
+        )
         # the help stands behind its own flag, before the next one
-        place = "FILE" if positional else rf"--{re.escape(name)}(?:, --[\w.]+)?(?:(?! --).)*?"
+        place = positional or rf"--{re.escape(name)}(?:, --[\w.]+)?(?:(?! --).)*?"
         assert text is not None
         assert re.search(rf"{place} {re.escape(' '.join(text.split()))}", shown, re.IGNORECASE), name
 

@@ -188,5 +188,5 @@ def test_vllm_samples_for_two_ranks(noise_manifest: str, tmp_path: Path) -> None
         "eval", "--model", tmp_path / "run" / "hf" / "last", "--eval.dataset", f"dev={noise_manifest}",
         "--eval.max_new_tokens", "8", "--actor.device", "cpu", "--output_dir", tmp_path / "eval",
     )  # fmt: skip
-    native = json.loads((tmp_path / "eval" / "eval.json").read_text())["models"]["last"]["sets"]["dev"]["metrics"]
+    native = json.loads((tmp_path / "eval" / "summary.json").read_text())["models"]["last"]["sets"]["dev"]["metrics"]
     assert native["cer"]["value"] == pytest.approx(lines[-1]["eval/dev/cer"], rel=1e-6)  # the same greedy texts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,24 @@ def test_vllm_and_policy_take_turns_on_one_gpu(
         assert line["gap/abs_mean_nats"] < 0.02
         assert line["time/wake_s"] > 0 and line["time/release_s"] > 0 and line["sync/megabytes"] > 0.5
         assert line["train/grad_norm"] > 0
+
+
+@pytest.mark.vllm
+@needs_vllm
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_vllm_evaluates_beside_its_rank_on_one_gpu(noise_manifest: str, tmp_path: Path) -> None:
+    """In float32 its greedy texts are native's: the corpus metrics are equal."""
+    build_qwen3_asr(tmp_path / "silent", CHARACTERS, width=320, encoder_layers=1, decoder_layers=2)
+    model, found = talkative(tmp_path / "silent", tmp_path / "model"), {}
+    for engine in ("native", "vllm"):
+        out = tmp_path / engine
+        speechrl(
+            "eval", "--model", f"m={model}", "--eval.dataset", f"dev={noise_manifest}", "--eval.max_new_tokens", "8",
+            "--eval.engine", engine, "--vllm.max_model_len", "256", "--vllm.enforce_eager",
+            "--vllm.gpu_memory_utilization", "0.3", "--output_dir", out,
+        )  # fmt: skip
+        found[engine] = json.loads((out / "summary.json").read_text())["models"]["m"]["sets"]["dev"]["metrics"]
+    assert found["native"] == found["vllm"]
 
 
 @pytest.mark.vllm

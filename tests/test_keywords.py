@@ -1,7 +1,7 @@
 import pytest
 
 from speechrl.reward.keywords import bias_counts, keyword_counts, keyword_f1
-from speechrl.reward.metrics import ErrorCounts, corpus_rate, word_counts
+from speechrl.reward.metrics import ErrorCounts, corpus_rate, mixed_counts
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def edits(substitutions=0, deletions=0, insertions=0, hits=0) -> ErrorCounts:
 def test_bias_counts(hyp, ref, listed, unlisted):
     counts = bias_counts(hyp, ["Anna", "New York", "北京", "..."], ref)
     assert (counts.listed, counts.unlisted) == (listed, unlisted)
-    whole = word_counts(hyp, ref)
+    whole = mixed_counts(hyp, ref)
     assert whole.errors == listed.errors + unlisted.errors
     assert whole.reference_length == listed.reference_length + unlisted.reference_length
 

@@ -94,9 +94,21 @@ def test_keyword_arguments_and_parts(tmp_path):
     ]
 
 
+def test_weights_and_filter_scores_go_with_each_group(tmp_path):
+    plugin = returning(
+        tmp_path,
+        "{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3], 'b': [0, 0, 0]}, 'weights': {'a': 1, 'b': 0},"
+        " 'scores': [1, None, 0]}",
+    )
+    weights = {"a": 1.0, "b": 0.0}
+    assert answer_to_scores(plugin.score(REQUEST), GROUPS) == [
+        Scores((1.0, 2.0), {"a": (1.0, 2.0), "b": (0.0, 0.0)}, weights, (1.0, None)),
+        Scores((3.0,), {"a": (3.0,), "b": (0.0,)}, weights, (0.0,)),
+    ]
+
+
 def test_named_arguments_without_kwargs(tmp_path):
     plugin = load(tmp_path, "def reward_func(queries, responses, labels, durations_s=None):\n    return durations_s\n")
-    assert plugin.keyword_arguments == ("durations_s",)
     assert plugin.score(REQUEST).rewards == [1.5, 1.5, 1.5]
 
 
@@ -117,6 +129,15 @@ def test_named_arguments_without_kwargs(tmp_path):
         ("{'rewards': [1, 2, 3], 'parts': [1, 2, 3]}", ["parts is a list"]),
         ("{'rewards': [1, 2, 3], 'scores': [1, 2, 'x']}", ["scores[2], of sample utt-b"]),
         ("{'rewards': [1, 2, 3], 'extra_logs': {'m': float('nan')}}", ["extra_logs['m'] holds nan"]),
+        ("{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': {'b': 1}}", ["weights are of ['b']", "['a']"]),
+        ("{'rewards': [1, 2, 3], 'weights': {'b': 1}}", ["weights are of ['b'], but parts are []"]),
+        (
+            "{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': {'a': '1'}}",
+            ["weights['a'] is '1'", "not str"],
+        ),
+        ("{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': {'a': None}}", ["weights['a'] is None"]),
+        ("{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': {'a': float('inf')}}", ["weights['a'] is inf"]),
+        ("{'rewards': [1, 2, 3], 'parts': {'a': [1, 2, 3]}, 'weights': [1]}", ["weights is a list"]),
     ],
 )
 def test_malformed_answers(tmp_path, expression, pieces):
@@ -147,8 +168,8 @@ def test_exception_names_line_and_samples(tmp_path):
     [
         ("def reward_func(a, b, c)\n    pass\n", "my_reward.py:1: expected ':'"),
         ("x = 1\nimport no_such_module_x\n", "my_reward.py:2: ModuleNotFoundError while loading"),
-        ("def reward(queries): pass\n", "its reward_func is missing"),
-        ("reward_func = 3\n", "its reward_func is 3"),
+        ("def reward(queries): pass\n", "reward_func is missing"),
+        ("reward_func = 3\n", "reward_func is 3"),
         ("async def reward_func(a, b, c): pass\n", "ordinary function"),
         ("def reward_func(queries, prompts): pass\n", "can't be called as"),
         ("def reward_func(queries, prompts, labels, tokenizer): pass\n", "missing a required argument: 'tokenizer'"),

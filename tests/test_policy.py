@@ -19,17 +19,27 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-METRICS = tuple(
-    f"reward.{name}"
-    for name in ("metrics", "keywords", "language", "fluency", "lengths", "hallucination", "entities", "formats")
-)
+TEXT_METRICS = ("metrics", "alignment", "keywords", "language", "fluency", "lengths", "hallucination", "entities")
+METRICS = tuple(f"reward.{name}" for name in (*TEXT_METRICS, "formats"))
 # A file imports from smaller numbers, and from its own package. The first pattern that fits counts.
 LAYERS: dict[int, tuple[str, ...]] = {
     1: ("types", "settings", "sections", "config"),
-    2: ("data.*", "algorithms.*", "reward.compose", "reward.plugin", *METRICS, "tracking", "statistics"),
-    3: ("models.*", "training.batch", "reward.perplexity"),
-    4: ("rollout.*", "training.*", "reward.client", "reward.server", "ports"),
-    5: ("launch", "evaluate", "preflight", "stages"),
+    2: (
+        "data.*",
+        "algorithms.*",
+        "tracking",
+        "statistics",
+        *METRICS,
+        "reward.compose",
+        "reward.table",
+        "reward.recipe",
+        "reward.signatures",
+        "reward.plugin",
+        "reward.summary",
+    ),
+    3: ("models.*", "training.batch", "reward.perplexity", "evaluation.*"),
+    4: ("rollout.*", "training.*", "reward.client", "reward.transport", "reward.server", "reward.workers", "ports"),
+    5: ("launch", "evaluate", "preflight", "score", "stages"),
     6: ("loop", "sft", "commands"),
     7: ("cli",),
 }
@@ -38,6 +48,7 @@ ALLOWED = {
     ("sections", "settings"): "the options are made of sections",
     ("config", "s*"): "a command takes the sections that it reads, and is parsed by settings",
     ("reward.*", "data.normalise"): "an error rate is defined on normalised text",
+    ("reward.*", "data.languages"): "and a language goes by many names",
     ("training.batch", "models.families"): "a batch holds what a family's feature extractor makes",
     ("training.*", "rollout.*"): "a rank samples with the weights that it trains",
     ("*", "ports"): "where processes meet",

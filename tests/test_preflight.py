@@ -13,7 +13,7 @@ from speechrl.config import CheckConfig
 from speechrl.data.audio import write_wav
 from speechrl.models.tiny import build_qwen3_asr
 from speechrl.preflight import check
-from speechrl.sections import Actor, Algo, Ckpt, Data, Kl, RayOptions, Ref, Reward, Rollout
+from speechrl.sections import Actor, Advantage, Algo, Ckpt, Data, Kl, RayOptions, Ref, Reward, Rollout
 
 GOOD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0] * len(queries)}\n"
 
@@ -42,6 +42,31 @@ def test_what_fits_is_said_line_by_line(qwen3_asr: str, noise_manifest: str, tmp
     assert lines[1].startswith("model: qwen3_asr, ")
     assert lines[2] == "audio: 12 files decoded"
     assert lines[4] == "reward: 1.0 for the reference of n0"
+
+
+def test_parts_from_several_files_are_tried(qwen3_asr: str, noise_manifest: str, tmp_path: Path) -> None:
+    (tmp_path / "half.py").write_text(GOOD.replace("1.0", "0.5"))
+    reward = Reward(remote_url=(f"a={tmp_path}/reward.py", f"b={tmp_path}/half.py"), weights=("a=3", "b=1"))
+    lines = check(config(qwen3_asr, noise_manifest, tmp_path).model_copy(update={"reward": reward}))
+    assert lines[4] == "reward: 0.875 for the reference of n0 (a 1.0, b 0.5)"
+
+
+@pytest.mark.parametrize(("force_language", "tag", "chars"), [(False, 1.0, 33), (True, 0.0, 7)])
+def test_the_reference_is_tried_with_its_language_tag(
+    force_language: bool, tag: float, chars: int, qwen3_asr: str, tmp_path: Path
+) -> None:
+    """language English<asr_text>turn on; a tag that is forced belongs to the prompt."""
+    reward = (
+        "from speechrl.reward.formats import language_tag\n"
+        "def reward_func(queries, prompts, labels, *, responses, languages, raw_responses):\n"
+        "    assert responses == labels == ['turn on'] * len(labels)\n"
+        "    tags = [language_tag(*pair) for pair in zip(raw_responses, languages)]\n"
+        "    return {'rewards': tags, 'parts': {'raw': [len(raw) for raw in raw_responses]}}\n"
+    )
+    manifest = one_row(tmp_path, language="en", id="u")
+    data = Data(prompt_dataset=(manifest,), force_language=force_language)
+    lines = check(config(qwen3_asr, manifest, tmp_path, reward, data=data))
+    assert lines[4] == f"reward: {tag} for the reference of u (raw {chars}.0)"
 
 
 def test_a_text_model_given_audio_is_refused(causal_lm: str, noise_manifest: str, tmp_path: Path) -> None:
@@ -91,9 +116,19 @@ def test_a_gpu_that_is_not_there_is_said_so(qwen3_asr: str, noise_manifest: str,
 def test_vllm_that_is_not_installed_is_said_so(
     qwen3_asr: str, noise_manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("speechrl.preflight.find_spec", lambda name: None)
+    monkeypatch.setattr("speechrl.rollout.vllm_api.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="vLLM is not installed"):
         check(config(qwen3_asr, noise_manifest, tmp_path, rollout=Rollout(engine="vllm", batch_size=1)))
+
+
+def test_gdpo_without_weights_is_refused_before_training(qwen3_asr: str, noise_manifest: str, tmp_path: Path) -> None:
+    gdpo = Algo(advantage=Advantage(estimator="gdpo"))
+    with pytest.raises(ValueError, match=r"--algo.advantage.estimator gdpo .* gives no parts"):
+        check(config(qwen3_asr, noise_manifest, tmp_path, algo=gdpo))
+    parts = GOOD.replace("}", ", 'parts': {'one': [1.0] * len(queries)}, 'weights': {'one': 1}}")
+    assert check(config(qwen3_asr, noise_manifest, tmp_path, reward=parts, algo=gdpo))[4] == (
+        "reward: 1.0 for the reference of n0 (one 1.0)"
+    )
 
 
 BAD_REWARDS = {

@@ -16,7 +16,8 @@ import sys
 from speechrl import config as options
 from speechrl.config import parse
 kinds = dict(train=options.TrainConfig, sft=options.SftConfig, eval=options.EvalConfig, synth=options.SynthConfig,
-             export=options.ExportConfig, transcribe=options.TranscribeConfig, check=options.CheckConfig)
+             compare=options.CompareConfig, export=options.ExportConfig, transcribe=options.TranscribeConfig,
+             check=options.CheckConfig)
 config = parse(kinds[sys.argv[1]], sys.argv[2:], "speechrl " + sys.argv[1])
 print("parsed", sys.argv[1], type(config).__name__)
 """

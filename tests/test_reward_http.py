@@ -1,146 +1,40 @@
-"""The client against real servers on loopback ports."""
+"""The reward client against real servers on loopback ports; tests/test_reward_server.py has our own server."""
 
-import contextlib
 import socket
 import threading
 import time
+from datetime import UTC, datetime
 
-import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 
+from speechrl.config import reward_parts
 from speechrl.reward.client import RewardClient, merge_answers, split_groups
 from speechrl.reward.plugin import RewardAnswer, RewardError
-from speechrl.reward.server import make_app
+from speechrl.reward.transport import rest_s
+from speechrl.sections import Reward
 from speechrl.types import Group, Prompt, Rollout, Scores, Utterance
 
-LENGTHS = (
-    "def reward_func(queries, prompts, labels, responses, **kwargs):\n"
-    "    n = [len(r) for r in responses]\n"
-    "    return {'rewards': n, 'parts': {'half': [x / 2 for x in n]}, 'extra_logs': {'mean': n}, 'scores': n}\n"
-)
-
-
-@contextlib.contextmanager
-def running(app: FastAPI):
-    """Serves `app` in a thread; gives its base address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        deadline = time.monotonic() + 20
-        while not server.started and time.monotonic() < deadline:
-            time.sleep(0.01)
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(20)
+from .reward_servers import client_of, make_groups, running
 
 
 class Scripted:
     """A server that answers from a list of (status, body), the last one for ever, and keeps the requests."""
 
-    def __init__(self, *answers: tuple[int, str]):
+    def __init__(self, *answers: tuple[int, str], headers: dict[str, str] | None = None):
         self.answers = list(answers)
+        self.headers = headers
         self.bodies: list[dict] = []
+        self.tokens: list[str | None] = []
         self.app = FastAPI()
         self.app.post("/get_reward")(self.get_reward)
 
     async def get_reward(self, request: Request) -> Response:
         self.bodies.append(await request.json())
+        self.tokens.append(request.headers.get("authorization"))
         status, body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        return Response(body, status_code=status, media_type="application/json")
-
-
-def make_groups(*sizes: int) -> list[Group]:
-    """Groups utt-0, utt-1, ... of these sizes; the g-th response is g + 1 letters long."""
-    groups = []
-    for index, size in enumerate(sizes):
-        utterance = Utterance(f"utt-{index}", "ref", metadata={"index": index})
-        rollouts = tuple(Rollout((1,), (-0.5,), "stop", 0, f"<t>{'x' * g}", "x" * g) for g in range(1, size + 1))
-        groups.append(Group(Prompt(utterance, (7,), "p:"), rollouts))
-    return groups
-
-
-def client_of(*bases: str, **options) -> RewardClient:
-    return RewardClient([f"{base}/get_reward" for base in bases], **{"backoff_s": 0.01, **options})
-
-
-def write(folder, code: str):
-    path = folder / "served.py"
-    path.write_text(code)
-    return path
-
-
-def test_file_and_server_agree(tmp_path):
-    path = write(tmp_path, LENGTHS)
-    groups = make_groups(2, 3, 1)
-    expected = [
-        Scores((1.0, 2.0), {"half": (0.5, 1.0)}),
-        Scores((1.0, 2.0, 3.0), {"half": (0.5, 1.0, 1.5)}),
-        Scores((1.0,), {"half": (0.5,)}),
-    ]
-    logs = {"mean": pytest.approx(10 / 6)}
-    local = RewardClient([str(path)])
-    local.probe()
-    assert local.score(groups) == expected
-    assert local.answer(groups).extra_logs == logs
-    with running(make_app(path)) as base:
-        for batch_size in (64, 4, 1):
-            client = client_of(base, batch_size=batch_size)
-            client.probe()
-            assert client.score(groups) == expected
-            assert client.answer(groups).extra_logs == logs
-            assert client.answer(groups).scores == [1.0, 2.0, 1.0, 2.0, 3.0, 1.0]
-            assert client.score([]) == []
-            client.close()
-
-
-def test_server_takes_openrlhf_calls_and_names_bad_keys(tmp_path):
-    with running(make_app(write(tmp_path, LENGTHS))) as base:
-        call = {"query": ["p:abc", "p:"], "prompts": ["p:", "p:"], "labels": ["", ""]}
-        answer = httpx.post(f"{base}/get_reward", json=call)
-        assert (answer.status_code, answer.json()["rewards"]) == (200, [3.0, 0.0])
-        missing = httpx.post(f"{base}/get_reward", json={"query": [], "labels": []})
-        assert missing.status_code == 422
-        assert missing.json() == {"error": "prompts: Field required", "retry": False}
-        unequal = httpx.post(f"{base}/get_reward", json={**call, "labels": [""]})
-        assert unequal.status_code == 422
-        assert "labels has length 1, but query has 2" in unequal.json()["error"]
-        assert httpx.get(f"{base}/health").json()["status"] == "ok"
-        schema = httpx.get(f"{base}/schema").json()
-        assert schema["request"]["required"] == ["query", "prompts", "labels"]
-        assert list(schema["answer"]["properties"]) == ["rewards", "scores", "extra_logs", "parts"]
-
-
-def test_finish_reasons_and_tags_arrive_at_a_served_file(tmp_path):
-    code = (
-        "def reward_func(queries, prompts, labels, finish_reasons, raw_responses):\n"
-        "    return [len(raw) + 10 * (why == 'length') + 20 * (why is None)\n"
-        "            for raw, why in zip(raw_responses, finish_reasons)]\n"
-    )
-    utterance = Utterance("utt-0", "ref")
-    rollouts = (Rollout((1,), (-0.5,), "stop", 0, "<t>x", "x"), Rollout((1,), (-0.5,), "length", 0, "<t>xx", "xx"))
-    with running(make_app(write(tmp_path, code))) as base:
-        assert client_of(base).score([Group(Prompt(utterance, (7,), "p:"), rollouts)]) == [Scores((4.0, 15.0))]
-        call = {"query": ["p:<t>xyz"], "prompts": ["p:"], "labels": [""]}  # OpenRLHF says neither
-        assert httpx.post(f"{base}/get_reward", json=call).json()["rewards"] == [26.0]
-        wrong = httpx.post(f"{base}/get_reward", json={**call, "finish_reasons": ["eos"]})
-        assert (wrong.status_code, "finish_reasons" in wrong.json()["error"]) == (422, True)
-
-
-def test_error_of_a_served_plugin_is_not_tried_again(tmp_path):
-    path = write(
-        tmp_path, "calls = []\ndef reward_func(q, p, l):\n    calls.append(1)\n    return 1 / (1 - len(calls))\n"
-    )
-    with running(make_app(path)) as base, pytest.raises(RewardError) as caught:
-        client_of(base).score(make_groups(2))  # a second call would divide by -1
-    assert "served.py:4: reward_func raised ZeroDivisionError" in str(caught.value)
-    assert "answered 500" in str(caught.value)
-    assert "samples utt-0" in str(caught.value)
+        return Response(body, status_code=status, media_type="application/json", headers=self.headers)
 
 
 def test_503_twice_then_success():
@@ -237,7 +131,7 @@ def test_probe():
 def test_close_ends_waiting_retries():
     server = Scripted((503, "busy"))
     with running(server.app) as base:
-        client = client_of(base, backoff_s=30.0)
+        client = RewardClient.from_options(Reward(remote_url=(f"{base}/get_reward",)), backoff_s=30.0)
         threading.Timer(0.3, client.close).start()
         start = time.monotonic()
         with pytest.raises(RewardError, match="closed while retrying"):
@@ -245,10 +139,17 @@ def test_close_ends_waiting_retries():
         assert time.monotonic() - start < 10
 
 
-@pytest.mark.parametrize("urls", [[], ["reward.txt"], ["a.py", "b.py"], ["a.py", "http://h/x"], ["http://h:x/y"]])
+@pytest.mark.parametrize(
+    "urls", [("reward.txt",), ("a.py", "b.py"), ("a.py", "http://h/x"), ("http://h:x/y",), ("a.py,http://h/x",), ("",)]
+)
 def test_unusable_urls(urls):
-    with pytest.raises(ValueError, match=r"--reward\.remote_url is .*give one \.py file"):
-        RewardClient(urls)
+    with pytest.raises(ValueError, match=r"--reward\.remote_url is .*give one \.py or \.yaml file"):
+        RewardClient.from_options(Reward(remote_url=urls))
+
+
+def test_no_url():
+    with pytest.raises(ValueError, match=r"--reward\.remote_url is missing"):
+        RewardClient.from_options(Reward())
 
 
 def test_metadata_that_is_not_json():
@@ -266,3 +167,174 @@ def test_groups_are_never_cut():
 def test_merge_refuses_different_parts():
     with pytest.raises(RewardError, match="different parts"):
         merge_answers([RewardAnswer([1.0], {"cer": [1.0]}), RewardAnswer([1.0])])
+    answers = [RewardAnswer([1.0], {"cer": [1.0]}, weights={"cer": weight}) for weight in (1.0, 2.0)]
+    with pytest.raises(RewardError, match="different weights"):
+        merge_answers(answers)
+
+
+# --- Retry-After ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("7", 7.0),
+        (" 7 ", 7.0),
+        ("0", 0.0),
+        ("9999", 120.0),
+        ("Fri, 02 Jan 2026 00:00:20 GMT", 20.0),
+        ("Fri, 02 Jan 2026 00:00:20 -0000", 20.0),
+        ("Thu, 01 Jan 2026 00:00:00 GMT", 0.0),
+        ("", 0.0),
+        ("soon", 0.0),
+        ("-3", 0.0),
+    ],
+)
+def test_retry_after(header, expected):
+    assert rest_s(header, datetime(2026, 1, 2, tzinfo=UTC)) == expected
+
+
+class Waits(threading.Event):
+    """Keeps what was to be waited for instead of waiting."""
+
+    def __init__(self):
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def wait(self, timeout=None):
+        self.seconds.append(timeout)
+        return False
+
+
+def test_a_replica_that_asks_for_rest_gets_it_and_the_other_does_not_wait(monkeypatch):
+    first = Scripted((429, "busy"), headers={"retry-after": "50"})
+    second = Scripted((503, "busy"), (200, '{"rewards": [2.0]}'))
+    with running(first.app) as one, running(second.app) as two:
+        client = client_of(one, two)
+        monkeypatch.setattr(client._transport, "_closed", Waits())
+        assert client.score(make_groups(1)) == [Scores((2.0,))]
+    to_second, to_first, to_second_again = client._transport._closed.seconds
+    assert 0.005 <= to_second <= 0.01 and 0.02 <= to_second_again <= 0.04
+    assert 40 < to_first <= 50
+
+
+# --- tokens ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_token_goes_to_every_server_and_into_no_message(monkeypatch):
+    monkeypatch.setenv("REWARD_TOKEN", "s3cret")
+    server = Scripted((200, '{"rewards": [1.0]}'), (400, "no"))
+    with running(server.app) as base:
+        client = client_of(base, token_env="REWARD_TOKEN")
+        assert client.score(make_groups(1)) == [Scores((1.0,))]
+        with pytest.raises(RewardError) as caught:
+            client.score(make_groups(1))
+    assert server.tokens == ["Bearer s3cret", "Bearer s3cret"]
+    assert "s3cret" not in str(caught.value)
+
+
+def test_without_a_token_none_is_sent():
+    server = Scripted((200, '{"rewards": [1.0]}'))
+    with running(server.app) as base:
+        client_of(base).score(make_groups(1))
+    assert server.tokens == [None]
+
+
+@pytest.mark.parametrize(("value", "message"), [(None, "is not set"), ("", "is not set"), ("a b", "holds spaces")])
+def test_a_variable_without_a_token_is_named(value, message, monkeypatch):
+    monkeypatch.delenv("REWARD_TOKEN", raising=False)
+    if value is not None:
+        monkeypatch.setenv("REWARD_TOKEN", value)
+    with pytest.raises(ValueError, match=rf"--reward\.token_env REWARD_TOKEN: .*{message}"):
+        client_of("http://127.0.0.1:9", token_env="REWARD_TOKEN")
+
+
+# --- parts from several places --------------------------------------------------------------------------------------
+
+
+def test_parts_from_two_servers_and_a_file(tmp_path):
+    cer = Scripted((200, '{"rewards": [0.2, 0.4], "parts": {"s": [1, 0]}, "extra_logs": {"n": 3}, "scores": [1, 1]}'))
+    lm = Scripted((200, '{"rewards": [1.0, null]}'))
+    path = tmp_path / "short.py"
+    path.write_text("def reward_func(q, p, l, responses):\n    return [3.0 - len(r) for r in responses]\n")
+    with running(cer.app) as one, running(lm.app) as two:
+        options = Reward(
+            remote_url=(f"cer={one}/get_reward", f"lm={two}/get_reward", f"short={path}"),
+            weights=("lm=3", "cer=6", "short=1"),
+        )
+        client = RewardClient.from_options(options)
+        client.probe()
+        answer = client.answer(make_groups(2))
+    assert answer.rewards == pytest.approx([(6 * 0.2 + 3 * 1.0 + 2.0) / 10, (6 * 0.4 + 1.0) / 7])
+    assert answer.parts == {"cer": [0.2, 0.4], "cer/s": [1.0, 0.0], "lm": [1.0, None], "short": [2.0, 1.0]}
+    assert answer.weights == {"cer": 6.0, "cer/s": 0.0, "lm": 3.0, "short": 1.0}
+    assert (answer.extra_logs, answer.scores) == ({"cer/n": 3.0}, None)
+
+
+def test_a_yaml_file_is_a_part(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("parts: {right: {metric: cer, shape: one_minus, weight: 1}}")
+    options = Reward(remote_url=(f"asr={path}", f"same={path}"), weights=("asr=1", "same=0"))
+    answer = RewardClient.from_options(options).answer(make_groups(2))
+    assert answer.rewards == answer.parts["asr/right"] == [0.0, 0.0]  # "x" for "ref"
+    assert answer.weights == {"asr": 1.0, "asr/right": 0.0, "same": 0.0, "same/right": 0.0}
+
+
+def test_replicas_of_a_part(tmp_path):
+    first, second = Scripted((200, '{"rewards": [1.0]}')), Scripted((200, '{"rewards": [3.0]}'))
+    other = Scripted((200, '{"rewards": [5.0]}'))
+    with running(first.app) as one, running(second.app) as two, running(other.app) as three:
+        urls = (f"a={one}/get_reward,{two}/get_reward", f"b={three}/get_reward")
+        client = RewardClient.from_options(Reward(remote_url=urls, weights=("a=1", "b=1"), batch_size=1))
+        assert [scores.rewards for scores in client.score(make_groups(1, 1))] == [(3.0,), (4.0,)]
+    assert (len(first.bodies), len(second.bodies), len(other.bodies)) == (1, 1, 2)
+
+
+def test_a_part_that_fails_stops_the_run():
+    good, bad = Scripted((200, '{"rewards": [1.0]}')), Scripted((400, "no such task"))
+    with running(good.app) as one, running(bad.app) as two:
+        urls = (f"a={one}/get_reward", f"b={two}/get_reward")
+        client = RewardClient.from_options(Reward(remote_url=urls, weights=("a=1", "b=0")))
+        with pytest.raises(RewardError, match=rf"POST {two}/get_reward answered 400: no such task \(samples utt-0\)"):
+            client.score(make_groups(1))
+
+
+def test_names_of_parts():
+    assert reward_parts(Reward(remote_url=("http://h/x?k=v", "http://i/y"))) == (
+        {"": ("http://h/x?k=v", "http://i/y")},
+        {},
+    )
+    assert reward_parts(Reward(remote_url=("http://h/x, http://i/y",))) == ({"": ("http://h/x", "http://i/y")}, {})
+    options = Reward(remote_url=("a=http://h/x?k=v", "b=f.py", "a=http://i/y"), weights=("b=0", "a=0.5"))
+    assert reward_parts(options) == ({"a": ("http://h/x?k=v", "http://i/y"), "b": ("f.py",)}, {"b": 0.0, "a": 0.5})
+
+
+def test_trial_asks_every_replica():
+    good, elsewhere = Scripted((200, '{"rewards": [1.0]}')), FastAPI()
+    with running(good.app) as one, running(elsewhere) as two:
+        client = client_of(one, two)
+        client.probe()  # both are up
+        with pytest.raises(RewardError, match=f"POST {two}/get_reward answered 404"):
+            client.trial(make_groups(1))
+    other = Scripted((200, '{"rewards": [1.0], "parts": {"cer": [1.0]}}'))
+    with running(good.app) as one, running(other.app) as two, pytest.raises(RewardError, match="different parts"):
+        client_of(one, two).trial(make_groups(1))
+    with running(good.app) as one, running(good.app) as two:
+        assert client_of(one, two).trial(make_groups(1)) == [Scores((1.0,))]
+
+
+# --- OpenRLHF's own server ------------------------------------------------------------------------------------------
+
+
+def test_openrlhf_server():
+    app = FastAPI()
+
+    @app.post("/get_reward")
+    async def get_reward(request: Request) -> Response:  # reads one key of the body, as OpenRLHF's serve_rm does
+        data = await request.json()
+        return JSONResponse({"rewards": [float(len(query)) for query in data.get("query")]})
+
+    with running(app) as base:
+        client = client_of(base)
+        client.probe()
+        assert client.trial(make_groups(2)) == [Scores((6.0, 7.0))]

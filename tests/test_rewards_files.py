@@ -1,9 +1,12 @@
 """Every file of rewards/ on cases small enough to score by hand."""
 
+import re
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
+from speechrl.reward.compose import SHAPES
 from speechrl.reward.plugin import RewardAnswer, RewardPlugin, RewardRequest
 
 FOLDER = Path(__file__).parents[1] / "rewards"
@@ -30,14 +33,20 @@ def run(name: str, pairs: list[tuple[str, str]], keywords: tuple[str, ...] = (),
 
 
 def test_every_file_is_tested_here():
-    names = {path.name for path in FOLDER.glob("*.py")}
-    assert names == {"asr.py", "asr_hotword.py", "asr_robust.py", "text_rule.py", "template.py"}
+    names = {"asr.py", "asr.yaml", "asr_hotword.py", "asr_robust.py", "text_rule.py", "template.py"}
+    assert {path.name for path in FOLDER.iterdir() if path.is_file()} == names
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
-def test_every_file_gives_the_reference_the_most(path):
+@pytest.mark.parametrize("name", ["asr.py", "asr.yaml", "asr_hotword.py", "asr_robust.py", "text_rule.py"])
+def test_every_file_tells_the_weights_of_its_parts(name):
+    answer = run(name, [("turn on", "turn on the light")], durations_s=[1.5])
+    assert answer.weights.keys() == answer.parts.keys() and sum(answer.weights.values()) > 0
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.iterdir() if path.is_file()))
+def test_every_file_gives_the_reference_the_most(name):
     pairs = [("turn on the light", "turn on the light"), ("turn on", "turn on the light"), ("", "turn on the light")]
-    rewards = run(path.name, pairs, keywords=("light", "sound"), durations_s=[1.5] * 3).rewards
+    rewards = run(name, pairs, keywords=("light", "sound"), durations_s=[1.5] * 3).rewards
     assert rewards[0] == 1.0
     assert all(reward is not None and 0.0 <= reward < 1.0 for reward in rewards[1:])
 
@@ -143,6 +152,28 @@ def test_asr_robust_prefers_less_text_on_silence():
     assert rewards[0] == 1.0 and rewards[1] == pytest.approx(0.4 * 5 / 7)
 
 
+ASR_PAIRS = [
+    ("Hello, world!", "hello world"),
+    ("今天天汽好", "今天天气好"),
+    ("", "hello"),
+    ("good morning", "早上好"),
+    ("abcd" * 5, "abcd"),
+    ("", ""),
+    ("thank you", ""),
+    ("call anna paris", "call anna"),
+    ("7 8", "7 9"),
+]
+
+
+@pytest.mark.parametrize("keywords", [(), ("Anna", "Paris")])
+def test_the_yaml_gives_what_the_python_file_gives(keywords):
+    in_python, in_yaml = (run(name, ASR_PAIRS, keywords) for name in ("asr.py", "asr.yaml"))
+    assert in_yaml.rewards == in_python.rewards
+    assert in_yaml.parts == in_python.parts
+    assert in_yaml.weights == in_python.weights == {"cer": 0.7, "keywords": 0.1, "language": 0.1, "fluency": 0.1}
+    assert in_yaml.extra_logs["cer_unshaped"] == in_python.extra_logs["cer_unclipped"]
+
+
 def test_asr_logs_the_unclipped_cer():
     answer = run("asr.py", [("abcd" * 5, "abcd"), ("abcd", "abcd")])
     assert answer.parts["cer"] == [0.0, 1.0]
@@ -172,3 +203,19 @@ def test_template():
     answer = run("template.py", [("a b", "a b"), (" a b ", "a b"), ("a", "a b"), ("a", "")])
     assert answer.rewards == answer.parts["exact"] == [1.0, 1.0, 0.0, None]
     assert answer.extra_logs == {"response_chars": pytest.approx(10 / 4)}
+
+
+def test_the_examples_of_the_page_work(tmp_path):
+    page = (FOLDER.parent / "docs" / "rewards.md").read_text(encoding="utf-8")
+    blocks = [dedent(block) for block in re.findall(r"(?:^(?: {4}.*)?\n)+", page, re.MULTILINE) if block.strip()]
+    (in_yaml,) = [block.strip() for block in blocks if block.strip().startswith("parts:")]
+    (in_python,) = [block.strip() for block in blocks if "def reward_func" in block]
+    # CER 2/10, the right script, no keyword list: (0.7 * 0.8 + 0.1) / 0.8
+    (tmp_path / "r.yaml").write_text(in_yaml)
+    assert run(str(tmp_path / "r.yaml"), [("turn it up", "turn it on")]).rewards == [pytest.approx(0.825)]
+    # said in the wrong script, and gated for it
+    (tmp_path / "r.py").write_text(in_python)
+    answer = run(str(tmp_path / "r.py"), [("please", "please"), ("please", "请")])
+    assert answer.parts == {"cer": [1.0, 0.0], "polite": [1.0, 0.0]}
+    assert answer.rewards == [1.0, 0.0] and answer.weights == {"cer": 0.9, "polite": 0.1}
+    assert all(f"| `{name}` |" in page for name in SHAPES)

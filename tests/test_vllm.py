@@ -75,7 +75,7 @@ def pair(
 def sync(rank: PolicyRank, server: Server, trained_only: bool = False) -> list[str]:
     server.start_update()
     names = []
-    for weights in buckets(rank.engine, rank.family, trained_only, 1 << 16):
+    for weights in buckets(rank.module, rank.family, trained_only, 1 << 16):
         bucket, flat = pack(weights)
         server.load_bucket(replace(bucket, flat=flat))
         names += [name for name, _ in weights]

@@ -70,8 +70,10 @@ stage eval speechrl eval --model "${models[@]}" \
   --eval.max_new_tokens 48 --eval.batch_size 128 --reward.remote_url rewards/asr.py \
   --actor.num_ranks "$RANKS" --actor.device cpu --output_dir "$RUN/eval" --seed "$SEED"
 
+stage compare speechrl compare "$RUN/eval/sft" "$RUN/eval/grpo" --out "$RUN/eval" --show 3 --seed "$SEED"
+
 # a new process with nothing but transformers and soundfile reads the export and transcribes
 stage reload python recipes/asr/reload_export.py "$RUN/grpo/hf/last" "$corpus/audio/test_noisy/00000.flac" \
-  --expect "$RUN/eval/grpo.noisy.jsonl"
+  --expect "$RUN/eval/grpo/noisy/hypotheses.jsonl"
 
 python recipes/asr/quickstart_summary.py "$RUN" --seed "$SEED"

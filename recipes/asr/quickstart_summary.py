@@ -15,7 +15,7 @@ from rich.table import Table
 
 COLUMNS = {
     "cer": "CER %",
-    "wer": "WER %",
+    "mer": "MER %",
     "keyword_f1": "keyword F1 %",
     "insertion_rate": "insertions %",
     "reward": "reward",
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     arguments = parser.parse_args()
 
-    models = json.loads((arguments.run / "eval" / "eval.json").read_text())["models"]
+    models = json.loads((arguments.run / "eval" / "summary.json").read_text())["models"]
     seconds = dict(line.split("\t") for line in (arguments.run / "seconds.tsv").read_text().splitlines())
     summary: dict = {"seed": arguments.seed}
     for model, entry in models.items():
@@ -36,7 +36,7 @@ def main() -> None:
         summary |= {
             f"cer_{model}": noisy["cer"]["value"],
             f"cer_clean_{model}": clean["cer"]["value"],
-            f"wer_{model}": noisy["wer"]["value"],
+            f"mer_{model}": noisy["mer"]["value"],
             f"keyword_f1_{model}": noisy["keyword_f1"]["value"],
             f"insertion_rate_{model}": noisy["insertion_rate"]["value"],
             f"reward_{model}": noisy["reward"]["value"],

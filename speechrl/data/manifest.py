@@ -67,7 +67,11 @@ def write_manifest(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
             Path(stream.name).unlink(missing_ok=True)
 
 
-def _read_jsonl(path: Path) -> Iterator[Utterance]:
+def read_rows(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """("file:line", line, object) of every line of a JSONL file; a BOM, CRLF and blank lines are tolerated.
+
+    Raises ManifestError, naming file:line, for what is not UTF-8, not JSON or not an object.
+    """
     # Split at b"\n" only: str.splitlines would also cut at U+2028, which JSON allows inside a string.
     try:
         content = path.read_bytes()
@@ -80,12 +84,17 @@ def _read_jsonl(path: Path) -> Iterator[Utterance]:
         try:
             row = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant)
         except UnicodeDecodeError as error:
-            raise ManifestError(f"{where}: not UTF-8 ({error}); save the manifest as UTF-8") from error
+            raise ManifestError(f"{where}: not UTF-8 ({error}); save the file as UTF-8") from error
         except (ValueError, RecursionError) as error:  # ValueError: also an integer of thousands of digits
             raise ManifestError(f"{where}: not JSON ({error}); one JSON object a line is needed") from error
         if not isinstance(row, dict):
-            raise ManifestError(f'{where}: a {type(row).__name__}, not an object; write {{"audio": ..., "text": ...}}')
-        audio = _typed(row, "audio", str, where)
+            raise ManifestError(f'{where}: a {type(row).__name__}, not an object; write {{"text": ...}}')
+        yield where, number, row
+
+
+def _read_jsonl(path: Path) -> Iterator[Utterance]:
+    for where, number, row in read_rows(path):
+        audio = typed(row, "audio", str, where)
         if audio == "":
             raise ManifestError(f"{where}: `audio` is empty; give a path, or leave the key out for a text task")
         ref = None if audio is None else AudioRef(os.path.normpath(path.parent / audio))
@@ -122,12 +131,12 @@ def _read_dataset(path: Path) -> Iterator[Utterance]:
 
 def _utterance(row: Mapping[str, Any], audio: AudioRef | None, where: str, default_id: str) -> Utterance:
     """Raises ManifestError when a value is missing or has the wrong type. A null counts as missing."""
-    text, prompt = _typed(row, "text", str, where), _typed(row, "prompt", str, where)
+    text, prompt = typed(row, "text", str, where), typed(row, "prompt", str, where)
     if text is None:
         raise ManifestError(f'{where}: no `text` (keys: {sorted(row)}); give the reference, "" for silence')
     if audio is None and prompt is None:
         raise ManifestError(f"{where}: neither `audio` nor `prompt` (keys: {sorted(row)}); give the model an input")
-    id_ = _typed(row, "id", (str, int), where)
+    id_ = typed(row, "id", (str, int), where)
     if id_ == "":
         raise ManifestError(f"{where}: `id` is empty; give a name, or leave the key out")
     return Utterance(
@@ -135,7 +144,7 @@ def _utterance(row: Mapping[str, Any], audio: AudioRef | None, where: str, defau
         text=text,
         audio=audio,
         prompt=prompt,
-        language=_typed(row, "language", str, where) or None,
+        language=typed(row, "language", str, where) or None,
         keywords=_keywords(row, where),
         duration_s=_duration_s(row, where),
         metadata={key: value for key, value in row.items() if key not in KNOWN},
@@ -143,7 +152,8 @@ def _utterance(row: Mapping[str, Any], audio: AudioRef | None, where: str, defau
     )
 
 
-def _typed(row: Mapping[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
+def typed(row: Mapping[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
+    """row[key]; None where it is missing or null. Raises ManifestError for another type, or what is no text."""
     value = row.get(key)
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
         names = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
@@ -156,7 +166,7 @@ def _typed(row: Mapping[str, Any], key: str, kind: type | tuple[type, ...], wher
 
 
 def _keywords(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    keywords = _typed(row, "keywords", list, where) or []
+    keywords = typed(row, "keywords", list, where) or []
     if not all(isinstance(word, str) and word.strip() for word in keywords):
         raise ManifestError(f"{where}: `keywords` is {keywords!r}; it must be a list of words, none empty")
     return tuple(keywords)
@@ -164,7 +174,7 @@ def _keywords(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
 
 def _duration_s(row: Mapping[str, Any], where: str) -> float | None:
     key = "duration_s" if row.get("duration_s") is not None else "duration"
-    value = _typed(row, key, (float, int), where)
+    value = typed(row, key, (float, int), where)
     if value is not None and not (math.isfinite(value) and value > 0):
         raise ManifestError(f"{where}: `{key}` is {value}; it must be seconds above 0, or left out")
     return None if value is None else float(value)

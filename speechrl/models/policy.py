@@ -121,6 +121,11 @@ class PolicyModule(nn.Module):
         return list(projector(torch.cat(list(audio)).to(like)).split([len(item) for item in audio]))
 
     @property
+    def banned_ids(self) -> list[int]:
+        """Never sampled, and left out of every softmax."""
+        return self._banned.tolist()
+
+    @property
     def audio_id(self) -> int:
         config = self.model.config
         return config.audio_token_id if hasattr(config, "audio_token_id") else config.audio_token_index

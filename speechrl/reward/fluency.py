@@ -6,7 +6,7 @@ import re
 import zlib
 from functools import lru_cache
 
-from speechrl.data.normalise import units, words
+from speechrl.data.normalise import Rules, units, words
 
 # A phrase said this often in a row is still speech ("no no no"); what follows is a loop.
 NATURAL_REPEATS = 3
@@ -32,7 +32,7 @@ def fluency(hyp: str) -> float:
     return 1.0 - sum(len(loop[0]) - NATURAL_REPEATS * len(loop[1]) for loop in loops) / len(text)
 
 
-def repetition_rate(hyp: str, n: int = 4, language: str | None = None) -> float:
+def repetition_rate(hyp: str, n: int = 4, rules: Rules = None) -> float:
     """Share of the n-grams of words that were said before: 1 - distinct / all, in [0, 1).
 
     seq-rep-n of Welleck et al. 2020 (arXiv 1908.04319). It also sees what comes back after something else, which
@@ -40,7 +40,7 @@ def repetition_rate(hyp: str, n: int = 4, language: str | None = None) -> float:
     """
     if n < 1:
         raise ValueError(f"repetition_rate: n is {n}; n-grams have 1 word or more")
-    said = words(hyp, language)
+    said = words(hyp, rules)
     grams = list(zip(*(said[offset:] for offset in range(n)), strict=False))
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
 

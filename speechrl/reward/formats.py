@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from speechrl.reward.language import language_code
+from speechrl.data.languages import language_code
 
 # <|endoftext|>, <asr_text>, </s>, <unk>, [NOISE], [BLANK_AUDIO]
 _TAG = re.compile(r"<\|[^<>|]*\|>|</?[A-Za-z][^<>\s]{0,40}>|\[[A-Z][A-Z_]+\]")

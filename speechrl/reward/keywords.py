@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from rapidfuzz.distance import Levenshtein
 
-from speechrl.data.normalise import words
+from speechrl.data.normalise import Rules, words
 from speechrl.reward.metrics import ErrorCounts
 
 
@@ -46,17 +46,17 @@ def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def keyword_counts(hyp: str, keywords: Iterable[str], ref: str, language: str | None = None) -> KeywordCounts:
+def keyword_counts(hyp: str, keywords: Iterable[str], ref: str, rules: Rules = None) -> KeywordCounts:
     """Counts every keyword in the hypothesis and in the reference.
 
     Recall alone teaches a model to print the list, so use `f1`. Keywords that normalise to the same words count once.
     Empty hypothesis: recall 0, precision None. Empty reference: F1 0 if a keyword was inserted, else None, as for both
     empty.
     """
-    hyp_words, ref_words = words(hyp, language), words(ref, language)
+    hyp_words, ref_words = words(hyp, rules), words(ref, rules)
     possible = {*hyp_words, *ref_words}  # a list of thousands of distractors costs little
     hits = misses = false_insertions = 0
-    for keyword in _phrases(keywords, language):
+    for keyword in _phrases(keywords, rules):
         if keyword[0] in possible:
             said, found = _occurrences(keyword, ref_words), _occurrences(keyword, hyp_words)
             hits += min(said, found)
@@ -65,7 +65,7 @@ def keyword_counts(hyp: str, keywords: Iterable[str], ref: str, language: str | 
     return KeywordCounts(hits, misses, false_insertions)
 
 
-def keyword_f1(hyp: str, keywords: Sequence[str], ref: str, language: str | None = None) -> float | None:
+def keyword_f1(hyp: str, keywords: Sequence[str], ref: str, rules: Rules = None) -> float | None:
     """F1 of `keyword_counts` as a part of a reward, in [0, 1].
 
     None (abstains) for an empty list, which depends on the utterance alone, so a whole group abstains or none of it.
@@ -73,17 +73,17 @@ def keyword_f1(hyp: str, keywords: Sequence[str], ref: str, language: str | None
     """
     if not keywords:
         return None
-    f1 = keyword_counts(hyp, keywords, ref, language).f1
+    f1 = keyword_counts(hyp, keywords, ref, rules).f1
     return 1.0 if f1 is None else f1
 
 
-def _phrases(keywords: Iterable[str], language: str | None) -> set[tuple[str, ...]]:
-    return {_phrase(keyword, language) for keyword in keywords} - {()}
+def _phrases(keywords: Iterable[str], rules: Rules) -> set[tuple[str, ...]]:
+    return {_phrase(keyword, rules) for keyword in keywords} - {()}
 
 
 @lru_cache(maxsize=65536)  # the G hypotheses of an utterance, and often all utterances, share their list
-def _phrase(keyword: str, language: str | None) -> tuple[str, ...]:
-    return tuple(words(keyword, language))
+def _phrase(keyword: str, rules: Rules) -> tuple[str, ...]:
+    return tuple(words(keyword, rules))
 
 
 def _occurrences(phrase: tuple[str, ...], text: Sequence[str]) -> int:
@@ -100,7 +100,7 @@ class BiasCounts:
     """Word errors on the words of a biasing list (`listed`) and on all others (`unlisted`).
 
     Counts of utterances add up: B-WER of a corpus is `corpus_rate([counts.listed for counts in ...])`, U-WER that of
-    `unlisted`, and both together are the WER.
+    `unlisted`, and both together are the MER, which is the WER where words have spaces.
     """
 
     listed: ErrorCounts
@@ -120,7 +120,7 @@ class BiasCounts:
         return self.unlisted.rate
 
 
-def bias_counts(hyp: str, keywords: Iterable[str], ref: str, language: str | None = None) -> BiasCounts:
+def bias_counts(hyp: str, keywords: Iterable[str], ref: str, rules: Rules = None) -> BiasCounts:
     """Splits the word errors by a biasing list (Le et al. 2021, arXiv 2104.02194: B-WER and U-WER).
 
     A substituted or deleted word counts where the reference's word belongs, an inserted word where the inserted word
@@ -130,8 +130,8 @@ def bias_counts(hyp: str, keywords: Iterable[str], ref: str, language: str | Non
 
     Empty hypothesis: all words deleted. Empty reference: all words inserted. Both empty: all counts 0.
     """
-    phrases = _phrases(keywords, language)
-    hyp_words, ref_words = words(hyp, language), words(ref, language)
+    phrases = _phrases(keywords, rules)
+    hyp_words, ref_words = words(hyp, rules), words(ref, rules)
     hyp_listed, ref_listed = _covered(hyp_words, phrases), _covered(ref_words, phrases)
     sides = {True: {"replace": 0, "delete": 0, "insert": 0}, False: {"replace": 0, "delete": 0, "insert": 0}}
     for op in Levenshtein.editops(ref_words, hyp_words):

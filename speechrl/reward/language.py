@@ -8,36 +8,8 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
 
+from speechrl.data.languages import language_code
 from speechrl.data.normalise import normalise, script_of, words
-
-# Language names of manifests and of models' tags -> ISO 639 codes. Codes pass as they are, so only names stand here.
-LANGUAGE_CODES = {
-    "afrikaans": "af", "albanian": "sq", "amharic": "am", "arabic": "ar", "armenian": "hy", "azerbaijani": "az",
-    "basque": "eu", "belarusian": "be", "bengali": "bn", "bosnian": "bs", "bulgarian": "bg", "burmese": "my",
-    "cantonese": "yue", "catalan": "ca", "chinese": "zh", "croatian": "hr", "czech": "cs", "danish": "da",
-    "dutch": "nl", "english": "en", "esperanto": "eo", "estonian": "et", "filipino": "tl", "finnish": "fi",
-    "french": "fr", "galician": "gl", "georgian": "ka", "german": "de", "greek": "el", "gujarati": "gu",
-    "hausa": "ha", "hebrew": "he", "hindi": "hi", "hungarian": "hu", "icelandic": "is", "indonesian": "id",
-    "irish": "ga", "italian": "it", "japanese": "ja", "javanese": "jv", "kannada": "kn", "kazakh": "kk",
-    "khmer": "km", "korean": "ko", "lao": "lo", "latvian": "lv", "lithuanian": "lt", "macedonian": "mk",
-    "malay": "ms", "malayalam": "ml", "maltese": "mt", "mandarin": "zh", "marathi": "mr", "mongolian": "mn",
-    "nepali": "ne", "norwegian": "no", "persian": "fa", "polish": "pl", "portuguese": "pt", "punjabi": "pa",
-    "romanian": "ro", "russian": "ru", "serbian": "sr", "slovak": "sk", "slovenian": "sl", "spanish": "es",
-    "swahili": "sw", "swedish": "sv", "tagalog": "tl", "tamil": "ta", "telugu": "te", "thai": "th",
-    "turkish": "tr", "ukrainian": "uk", "urdu": "ur", "uzbek": "uz", "vietnamese": "vi", "welsh": "cy",
-    "yoruba": "yo", "zulu": "zu",
-    "cmn": "zh", "fil": "tl",  # codes that mean the same here
-}  # fmt: skip
-
-
-def language_code(language: str) -> str:
-    """ISO 639 code of a language given by code ("zh-CN", "de_AT") or English name ("Chinese"); lower case.
-
-    A name that we don't know comes back in lower case: two of them can still be compared.
-    """
-    name = language.strip().lower().replace("_", "-")
-    primary = name.split("-")[0]
-    return LANGUAGE_CODES.get(name) or LANGUAGE_CODES.get(primary, primary)
 
 
 def script_shares(text: str) -> dict[str, float]:

@@ -8,7 +8,7 @@ from collections import Counter
 
 from rapidfuzz.distance import Levenshtein
 
-from speechrl.data.normalise import normalise, script_of, units
+from speechrl.data.normalise import Rules, normalise, script_of, units
 
 # (slowest, fastest) plausible units per second while somebody speaks: letters and marks of the script, without spaces.
 # Talkers of 17 languages speak 4.3 to 9.1 syllables/s (Coupe et al. 2019, doi 10.1126/sciadv.aaw2594). A Han or Hangul
@@ -26,29 +26,29 @@ ALPHABET_UNITS_PER_S = (3.0, 30.0)  # every other script, vowel signs and tone m
 DIGIT_UNITS_PER_S = (1.0, 10.0)  # a digit is a syllable or more
 
 
-def length_ratio(hyp: str, ref: str, language: str | None = None) -> float | None:
+def length_ratio(hyp: str, ref: str, rules: Rules = None) -> float | None:
     """Units of the hypothesis per unit of the reference, in [0, inf); 1 is right. For monitoring.
 
     Empty hypothesis: 0. None (abstains) for an empty reference, both empty included.
     """
-    ref_length = len(units(ref, language))
-    return len(units(hyp, language)) / ref_length if ref_length else None
+    ref_length = len(units(ref, rules))
+    return len(units(hyp, rules)) / ref_length if ref_length else None
 
 
-def length_agreement(hyp: str, ref: str, language: str | None = None) -> float:
+def length_agreement(hyp: str, ref: str, rules: Rules = None) -> float:
     """The shorter of the two over the longer, in units, in [0, 1]. One of them empty: 0; both empty: 1."""
-    lengths = len(units(hyp, language)), len(units(ref, language))
+    lengths = len(units(hyp, rules)), len(units(ref, rules))
     return min(lengths) / max(lengths) if max(lengths) else 1.0
 
 
-def missing_tail(hyp: str, ref: str, language: str | None = None) -> float:
+def missing_tail(hyp: str, ref: str, rules: Rules = None) -> float:
     """Share of the reference's units that lie behind the end of a hypothesis which stops early, in [0, 1].
 
     A hypothesis stops early if it is shorter than the reference and has fewer edits against the equally long beginning
     of the reference than against its equally long end; then the share is 1 - length / reference length. Otherwise 0:
     what is missing is missing elsewhere. Empty hypothesis: 1. Empty reference, both empty included: 0.
     """
-    said, wanted = units(hyp, language), units(ref, language)
+    said, wanted = units(hyp, rules), units(ref, rules)
     if len(said) >= len(wanted):
         return 0.0
     if said and Levenshtein.distance(said, wanted[: len(said)]) >= Levenshtein.distance(said, wanted[-len(said) :]):
@@ -57,7 +57,7 @@ def missing_tail(hyp: str, ref: str, language: str | None = None) -> float:
 
 
 def complete_ending(
-    hyp: str, ref: str, finish_reason: str | None, language: str | None = None, tolerance: float = 0.2
+    hyp: str, ref: str, finish_reason: str | None, rules: Rules = None, tolerance: float = 0.2
 ) -> float:
     """1 if the hypothesis ended by itself and did not stop much before the reference, else 0.
 
@@ -67,13 +67,13 @@ def complete_ending(
     """
     if finish_reason not in ("stop", "length", None):
         raise ValueError(f"finish reason {finish_reason!r}: it is 'stop', 'length' or None")
-    return float(finish_reason != "length" and missing_tail(hyp, ref, language) <= tolerance)
+    return float(finish_reason != "length" and missing_tail(hyp, ref, rules) <= tolerance)
 
 
-def spoken_range_s(text: str, language: str | None = None) -> tuple[float, float]:
+def spoken_range_s(text: str, rules: Rules = None) -> tuple[float, float]:
     """Seconds that saying the text takes at the fastest and at the slowest plausible rate (`UNITS_PER_S`); (0, 0) for
     empty text."""
-    scripts = Counter(_pace(char) for char in normalise(text, language) if char not in " '")
+    scripts = Counter(_pace(char) for char in normalise(text, rules) if char not in " '")
     shortest_s = math.fsum(count / fastest for (_, fastest), count in scripts.items())
     longest_s = math.fsum(count / slowest for (slowest, _), count in scripts.items())
     return shortest_s, longest_s
@@ -85,7 +85,7 @@ def _pace(char: str) -> tuple[float, float]:
     return UNITS_PER_S.get(script_of(char), ALPHABET_UNITS_PER_S)
 
 
-def speaking_rate(hyp: str, duration_s: float | None, language: str | None = None, pauses: bool = True) -> float | None:
+def speaking_rate(hyp: str, duration_s: float | None, rules: Rules = None, pauses: bool = True) -> float | None:
     """How far the text can have been said in the audio, in [0, 1]; 1 inside the plausible range.
 
     Too much text for the audio (hallucination, loops): duration / seconds at the fastest rate. Too little, only with
@@ -97,7 +97,7 @@ def speaking_rate(hyp: str, duration_s: float | None, language: str | None = Non
         return None
     if not duration_s > 0:
         raise ValueError(f"duration_s is {duration_s}; it must be seconds above 0, or None")
-    shortest_s, longest_s = spoken_range_s(hyp, language)
+    shortest_s, longest_s = spoken_range_s(hyp, rules)
     if shortest_s > duration_s:
         return duration_s / shortest_s
     return 1.0 if pauses else min(longest_s / duration_s, 1.0)

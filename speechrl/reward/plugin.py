@@ -1,22 +1,23 @@
 """A user's reward file, and the records that go into a reward and come out of it.
 
-groups -> RewardRequest -> reward_func of a file, or of a server -> check_answer -> RewardAnswer -> Scores
+groups -> RewardRequest -> functions of a file, or of a server -> check_answer -> RewardAnswer -> Scores
 """
 
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import math
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from speechrl.reward.recipe import SUFFIXES, read_recipe
+from speechrl.reward.signatures import RewardFunction, find_functions, reward_function, trl_sum
 from speechrl.types import FinishReason, Group, Scores
 
 # What a reward_func gets by keyword, if it takes **kwargs or a parameter of that name.
@@ -89,12 +90,14 @@ class RewardAnswer:
     """Checked: finite floats, or None where the reward or a part abstains; one per completion of the request.
 
     scores: OpenRLHF's second number per completion (for filters), if the reward gives one. extra_logs: means.
+    weights: of every part, if the reward tells them; empty if not.
     """
 
     rewards: list[float | None]
     parts: dict[str, list[float | None]] = field(default_factory=dict)
     extra_logs: dict[str, float] = field(default_factory=dict)
     scores: list[float | None] | None = None
+    weights: dict[str, float] = field(default_factory=dict)
 
 
 def answer_to_scores(answer: RewardAnswer, groups: Sequence[Group]) -> list[Scores]:
@@ -104,7 +107,8 @@ def answer_to_scores(answer: RewardAnswer, groups: Sequence[Group]) -> list[Scor
     for group in groups:
         end = start + len(group.rollouts)
         parts = {name: tuple(values[start:end]) for name, values in answer.parts.items()}
-        scores.append(Scores(rewards=tuple(answer.rewards[start:end]), parts=parts))
+        filter_scores = tuple(answer.scores[start:end]) if answer.scores is not None else ()
+        scores.append(Scores(tuple(answer.rewards[start:end]), parts, answer.weights, filter_scores))
         start = end
     return scores
 
@@ -119,7 +123,8 @@ def name_samples(ids: Sequence[str], most: int = 5) -> str:
 def check_answer(raw: Any, ids: Sequence[str], source: str) -> RewardAnswer:
     """Turns what a plugin or a server returned into a `RewardAnswer`; keys that we don't know are left alone.
 
-    raw: a list or tensor of rewards, or a dict with `rewards` and optionally `scores`, `parts`, `extra_logs`.
+    raw: a list or tensor of rewards, or a dict with `rewards` and optionally `scores`, `parts`, `weights` (by part) and
+    `extra_logs`.
     source: the file or URL, for messages. RewardError names it, the sample's id and index, and what to do.
     """
     if not isinstance(raw, Mapping):
@@ -136,7 +141,27 @@ def check_answer(raw: Any, ids: Sequence[str], source: str) -> RewardAnswer:
         parts={str(name): _numbers(values, ids, f"{source}: parts[{name!r}]") for name, values in parts.items()},
         extra_logs={name: mean for name, mean in means.items() if mean is not None},
         scores=None if scores is None else _numbers(scores, ids, f"{source}: scores"),
+        weights=_weights(raw.get("weights"), {str(name) for name in parts}, source),
     )
+
+
+def _weights(raw: Any, parts: set[str], source: str) -> dict[str, float]:
+    """One finite number for every part, below 0 for a penalty; {} when the answer has none."""
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        raise RewardError(f"{source}: weights is a {type(raw).__name__}; return a dict by name of the part")
+    weights = {str(name): _plain(weight) for name, weight in raw.items()}
+    if weights.keys() != parts and weights:
+        raise RewardError(
+            f"{source}: weights are of {sorted(weights)}, but parts are {sorted(parts)}; give every part a weight (0 "
+            "keeps it for the logs)"
+        )
+    for name, weight in weights.items():
+        hint = "a weight is a number, not None" if weight is None else _fault(weight)
+        if hint:
+            raise RewardError(f"{source}: weights[{name!r}] is {weight!r}: {hint}")
+    return {name: float(weight) for name, weight in weights.items()}
 
 
 def _plain(value: Any) -> Any:
@@ -196,39 +221,67 @@ def _log_mean(value: Any, where: str) -> float | None:
 
 @dataclass(frozen=True)
 class RewardPlugin:
-    """A loaded reward file: its `reward_func` and the keyword arguments that it takes."""
+    """A loaded reward file: its `reward_func`, or its `reward_funcs`."""
 
     path: Path
-    function: Callable[..., Any]
-    keyword_arguments: tuple[str, ...]
+    functions: tuple[RewardFunction, ...]
 
     @classmethod
     def load(cls, path: str | Path) -> RewardPlugin:
-        """Runs the file and finds its reward_func. ValueError names the flag, the file and the line."""
+        """Runs the file and finds its functions; a YAML file becomes one. ValueError names flag, file and line."""
         path = Path(path).expanduser().resolve()
         if not path.is_file():
             raise ValueError(f"--reward.remote_url: there is no reward file {path}")
-        function = getattr(_run_file(path), "reward_func", None)
-        if not callable(function) or inspect.iscoroutinefunction(function):
-            raise ValueError(
-                f"--reward.remote_url: {path} must define an ordinary function reward_func(queries, prompts, labels), "
-                f"but its reward_func is {'missing' if function is None else repr(function)}"
-            )
-        return cls(path, function, _keyword_arguments(function, path))
+        if path.suffix in SUFFIXES:
+            return cls(path, (reward_function("reward_func", read_recipe(path), KEYWORD_ARGUMENTS),))
+        module = _run_file(path)
+        try:
+            return cls(path, tuple(find_functions(module, KEYWORD_ARGUMENTS)))
+        except ValueError as error:
+            raise ValueError(f"--reward.remote_url: {path}: {error}") from error
 
     def score(self, request: RewardRequest) -> RewardAnswer:
-        """Calls reward_func once for all completions. RewardError if it raises, or if its answer is malformed."""
-        # Copies, so that a reward_func that sorts or pops its arguments changes nothing of ours.
-        lists = (list(request.queries), list(request.prompts), list(request.labels))
-        keywords = {name: list(getattr(request, name)) for name in self.keyword_arguments}
+        """Calls each function once for all completions. RewardError if one raises, or if an answer is malformed."""
+        answers = {function.name: self._call(function, request) for function in self.functions}
+        weights = {function.name: function.weight for function in self.functions if function.weight is not None}
+        if not weights:
+            return answers[self.functions[0].name]
+        sums = trl_sum({name: answer.rewards for name, answer in answers.items()}, weights)
+        return join_named(answers, sums, weights)
+
+    def _call(self, function: RewardFunction, request: RewardRequest) -> RewardAnswer:
+        # Copies, so that a function that sorts or pops its arguments changes nothing of ours.
+        lists = {name: list(values) for name, values in vars(request).items()}
         try:
-            raw = self.function(*lists, **keywords)
+            positional, by_name = function.arguments(lists)
+        except ValueError as error:
+            raise RewardError(f"{self.path}: {error} ({name_samples(request.ids)})") from error
+        try:
+            raw = function.function(*positional, **by_name)
         except (Exception, SystemExit) as error:  # user code may raise anything, and all of it must name the samples
             raise RewardError(
-                f"{_place(error, self.path)}: reward_func raised {type(error).__name__}: {error} "
+                f"{_place(error, self.path)}: {function.name} raised {type(error).__name__}: {error} "
                 f"({name_samples(request.ids)})"
             ) from error
-        return check_answer(raw, request.ids, str(self.path))
+        source = str(self.path) if function.weight is None else f"{self.path}: {function.name}"
+        return check_answer(raw, request.ids, source)
+
+
+def join_named(
+    answers: Mapping[str, RewardAnswer], rewards: list[float | None], weights: Mapping[str, float]
+) -> RewardAnswer:
+    """One answer out of several on the same completions, with the given rewards.
+
+    The reward of NAME becomes the part NAME, of the given weight; its parts and logs become NAME/part, and such parts
+    have weight 0, since the reward of NAME holds them already. `scores` are dropped: there is one list for the filter,
+    and none of several is that of the whole.
+    """
+    parts: dict[str, list[float | None]] = {}
+    logs: dict[str, float] = {}
+    for name, answer in answers.items():
+        parts |= {name: answer.rewards} | {f"{name}/{part}": values for part, values in answer.parts.items()}
+        logs |= {f"{name}/{log}": value for log, value in answer.extra_logs.items()}
+    return RewardAnswer(rewards, parts, logs, weights={name: weights.get(name, 0.0) for name in parts})
 
 
 def _run_file(path: Path) -> ModuleType:
@@ -255,20 +308,3 @@ def _place(error: BaseException, path: Path) -> str:
     """file:line of the last frame inside the user's file; the file alone if it never got there."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f"{path}:{lines[-1]}" if lines else str(path)
-
-
-def _keyword_arguments(function: Callable[..., Any], path: Path) -> tuple[str, ...]:
-    """Which of KEYWORD_ARGUMENTS the function takes, beyond the three that it gets by position."""
-    signature = inspect.signature(function)
-    kinds = [parameter.kind for parameter in signature.parameters.values()]
-    by_position, others = list(signature.parameters)[:3], list(signature.parameters)[3:]
-    takes_all = inspect.Parameter.VAR_KEYWORD in kinds
-    names = tuple(name for name in KEYWORD_ARGUMENTS if name not in by_position and (takes_all or name in others))
-    try:
-        signature.bind(None, None, None, **dict.fromkeys(names))
-    except TypeError as error:
-        raise ValueError(
-            f"--reward.remote_url: {path}: reward_func{signature} can't be called as "
-            f"reward_func(queries, prompts, labels), with the keywords {KEYWORD_ARGUMENTS} if it takes them: {error}"
-        ) from error
-    return names

@@ -1,20 +1,40 @@
-"""Serves a reward file over HTTP, with OpenRLHF's JSON keys and ours beside them."""
+"""Serves a reward file over HTTP, with OpenRLHF's JSON keys and ours beside them.
+
+One process takes the requests; `Workers` score them.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hmac
+import ipaddress
+import math
+import signal
 import socket
-import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, model_validator
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from speechrl.reward.plugin import RewardAnswer, RewardError, RewardPlugin, RewardRequest
+from speechrl.config import ServeRewardConfig
+from speechrl.reward.plugin import RewardAnswer, RewardError, RewardRequest
+from speechrl.reward.workers import WorkerDied, Workers
+from speechrl.settings import read_secret
 from speechrl.types import FinishReason
+
+KEEP_ALIVE_S = 30  # longer than clients keep idle connections, so that they don't send into one that we close
+END_S = 30  # requests that are being scored when the server is told to end have this long
+BACKLOG = 128  # connections that wait until the event loop takes them
+BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+NO_TOKEN = "the server asks for a bearer token (--token_env)"
 
 
 class RewardCall(BaseModel):
@@ -63,63 +83,202 @@ class RewardCall(BaseModel):
 
 
 class RewardReply(BaseModel):
-    """Answer of POST /get_reward. null abstains; `scores` is null unless the reward file returns it."""
+    """Answer of POST /get_reward: as many values as completions in each list. null abstains.
+
+    `scores` is there only if the reward file returns it; a log is its mean, once for each completion. `weights` has one
+    number for each part, or none.
+    """
 
     rewards: list[float | None]
     scores: list[float | None] | None = None
-    extra_logs: dict[str, float] = {}
+    extra_logs: dict[str, list[float]] = {}
     parts: dict[str, list[float | None]] = {}
+    weights: dict[str, float] = {}
 
 
 def _or(given: list | None, default: list) -> list:
     return default if given is None else given
 
 
-def make_app(plugin_path: str | Path) -> FastAPI:
-    """POST /get_reward, GET /health, GET /schema for one reward file, which is loaded here.
+def make_app(workers: Workers, options: ServeRewardConfig, token: str = "") -> FastAPI:
+    """POST /get_reward, GET /health, /schema and /metrics. With a token all but /health ask for it.
 
-    Malformed requests get 422 with the key at fault. An error of the plugin gets 500 with "retry": false: it would come
-    back, so clients of ours don't try again.
+    A refusal is {"error": text, "retry": bool}; clients of ours try again unless "retry" is false.
     """
-    plugin = RewardPlugin.load(plugin_path)
-    # One call at a time, as in process: a reward file may hold a model, and need not know about threads.
-    one_at_a_time = threading.Lock()
-    app = FastAPI(title=f"speechrl reward {plugin.path.name}")
-
-    @app.post("/get_reward")
-    def get_reward(call: RewardCall) -> RewardReply:
-        if not call.query:
-            return RewardReply(rewards=[])
-        with one_at_a_time:
-            answer: RewardAnswer = plugin.score(call.to_request())
-        return RewardReply(**vars(answer))
+    app = FastAPI(title=f"speechrl reward {Path(options.file).name}", docs_url=None, redoc_url=None, openapi_url=None)
+    desk = Desk(workers, options, token)
+    app.post("/get_reward")(desk.get_reward)
+    app.get("/schema")(desk.schema)
+    app.get("/metrics")(desk.metrics)
 
     @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok", "plugin": str(plugin.path)}
-
-    @app.get("/schema")
-    async def schema() -> dict[str, Any]:
-        return {"request": RewardCall.model_json_schema(), "answer": RewardReply.model_json_schema()}
-
-    @app.exception_handler(RewardError)
-    async def plugin_failed(_: Request, error: RewardError) -> JSONResponse:
-        return JSONResponse({"error": str(error), "retry": False}, status_code=500)
-
-    @app.exception_handler(RequestValidationError)
-    async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
-        faults = [": ".join([*map(str, fault["loc"][1:]), fault["msg"]]) for fault in error.errors()]
-        return JSONResponse({"error": "; ".join(faults), "retry": False}, status_code=422)
+    async def health() -> dict[str, Any]:
+        return {"status": "ok", "plugin": options.file, "workers": workers.count}
 
     return app
 
 
-def serve(plugin_path: str | Path, host: str = "127.0.0.1", port: int = 5000) -> None:
-    """Serves until interrupted. ValueError if the file doesn't load."""
-    app = make_app(plugin_path)
+class Desk:
+    """Takes requests in order, keeps those that wait few, and hands each to a worker. Runs in one event loop."""
+
+    def __init__(self, workers: Workers, options: ServeRewardConfig, token: str) -> None:
+        self._workers = workers
+        self._max_bytes = int(options.max_request_mb * 1e6)
+        self._max_mb = options.max_request_mb
+        self._max_pending = workers.count + options.max_queue
+        self._pending = 0  # waiting or being scored
+        self._token = token
+        self._free = asyncio.Semaphore(workers.count)
+        self._threads = ThreadPoolExecutor(workers.count, thread_name_prefix="reward-worker")
+        self._meters = Meters(lambda: max(self._pending - workers.count, 0), lambda: workers.num_restarts)
+
+    async def get_reward(self, request: Request) -> Response:
+        response = await self._answer(request)
+        self._meters.requests.labels(response.status_code).inc()
+        return response
+
+    async def schema(self, request: Request) -> Response:
+        if not self._allows(request):
+            return refuse(401, NO_TOKEN)
+        return JSONResponse({"request": RewardCall.model_json_schema(), "answer": RewardReply.model_json_schema()})
+
+    async def metrics(self, request: Request) -> Response:
+        if not self._allows(request):
+            return refuse(401, NO_TOKEN)
+        return Response(generate_latest(self._meters.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _allows(self, request: Request) -> bool:
+        if not self._token:
+            return True
+        given = request.headers.get("authorization", "").encode()
+        return hmac.compare_digest(given, f"Bearer {self._token}".encode())
+
+    async def _answer(self, request: Request) -> Response:
+        if not self._allows(request):
+            return refuse(401, NO_TOKEN)
+        body = await read_body(request, self._max_bytes)
+        if body is None:
+            return refuse(413, f"the request is longer than --max_request_mb {self._max_mb:g} of the reward server")
+        if self._pending >= self._max_pending:
+            queue = self._max_pending - self._workers.count
+            return refuse(429, f"{queue} requests wait already (--max_queue of the reward server)", self._busy_for_s())
+        try:
+            call = RewardCall.model_validate_json(body)
+        except ValidationError as error:
+            faults = [": ".join([*map(str, fault["loc"]), fault["msg"]]) for fault in error.errors()]
+            return refuse(422, "; ".join(faults))
+        if not call.query:
+            return JSONResponse({"rewards": []})
+        self._pending += 1
+        try:
+            async with self._free:
+                if await request.is_disconnected():  # it waited too long, and may be back already
+                    return refuse(503, "the client has gone")
+                return await self._score(call.to_request())
+        finally:
+            self._pending -= 1
+
+    async def _score(self, request: RewardRequest) -> Response:
+        start_s = time.perf_counter()
+        try:
+            answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._workers.score, request)
+        except RewardError as error:
+            self._meters.failures.inc()
+            return refuse(500, str(error))
+        except WorkerDied as error:
+            self._meters.failures.inc()
+            return refuse(503, str(error), 0)
+        finally:
+            self._meters.seconds.observe(time.perf_counter() - start_s)
+        self._meters.completions.inc(len(answer.rewards))
+        return JSONResponse(reply(answer))
+
+    def _busy_for_s(self) -> int:
+        """When the queue should have room again, in whole seconds."""
+        return max(1, math.ceil(self._meters.mean_s() * self._pending / self._workers.count))
+
+
+class Meters:
+    """What /metrics shows of one server."""
+
+    def __init__(self, queue_length: Callable[[], float], num_restarts: Callable[[], float]) -> None:
+        self.registry = CollectorRegistry()
+        prefix = "speechrl_reward"
+        self.requests = Counter(f"{prefix}_requests", "Answered POSTs", ["status"], registry=self.registry)
+        self.completions = Counter(f"{prefix}_completions", "Completions scored", registry=self.registry)
+        self.failures = Counter(f"{prefix}_failures", "Calls that raised or lost their worker", registry=self.registry)
+        self.seconds = Histogram(
+            f"{prefix}_seconds", "Of one call of the reward, without waiting", buckets=BUCKETS_S, registry=self.registry
+        )
+        Gauge(f"{prefix}_queue_length", "Requests that wait", registry=self.registry).set_function(queue_length)
+        Gauge(f"{prefix}_worker_restarts", "Workers replaced", registry=self.registry).set_function(num_restarts)
+
+    def mean_s(self) -> float:
+        """Mean seconds of the calls so far; 0 before the first."""
+        values = {sample.name: sample.value for metric in self.seconds.collect() for sample in metric.samples}
+        count = values["speechrl_reward_seconds_count"]
+        return values["speechrl_reward_seconds_sum"] / count if count else 0.0
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes | None:
+    """None as soon as it is longer; uvicorn then takes the rest of it and throws it away."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            return None
+    return bytes(body)
+
+
+def refuse(status: int, error: str, retry_after_s: int | None = None) -> JSONResponse:
+    """An error's answer; given seconds, it may be tried again after them."""
+    headers = {} if retry_after_s is None else {"retry-after": str(retry_after_s)}
+    return JSONResponse({"error": error, "retry": retry_after_s is not None}, status, headers)
+
+
+def reply(answer: RewardAnswer) -> dict[str, Any]:
+    """As JSON. OpenRLHF concatenates `scores`, if there is the key, and each log: so no null, and lists for logs."""
+    count = len(answer.rewards)
+    body = {name: value for name, value in vars(answer).items() if value is not None}
+    return body | {"extra_logs": {name: [mean] * count for name, mean in answer.extra_logs.items()}}
+
+
+def serve(options: ServeRewardConfig) -> None:
+    """Serves until interrupted. ValueError if the file doesn't load, at first or when a worker is replaced."""
+    token = read_secret(options.token_env, "--token_env")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end)
+    with bind(options.host, options.port) as listener:
+        host, port = listener.getsockname()[:2]
+        workers = Workers(options.file, options.workers)
+        try:
+            app = make_app(workers, options, token)
+            server = uvicorn.Server(
+                uvicorn.Config(app, log_level="info", timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=END_S)
+            )
+            workers.on_failure = lambda: setattr(server, "should_exit", True)
+            listener.listen(BACKLOG)
+            print(f"serving {options.file} at http://{host}:{port}/get_reward, workers: {options.workers}", flush=True)
+            if not token and not ipaddress.ip_address(host).is_loopback:
+                print(f"warning: --host {options.host} without --token_env: whoever reaches the port can use it")
+            server.run(sockets=[listener])
+        finally:
+            workers.close()
+    if workers.failure:
+        raise ValueError(workers.failure)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket that doesn't listen yet: who asks before the workers are ready is refused, not kept waiting."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        with socket.create_server((host, port), reuse_port=False):
-            pass
+        listener.bind((host, port))
     except OSError as error:
+        listener.close()
         raise ValueError(f"--host {host} --port {port}: can't listen there ({error.strerror}); take another") from error
-    uvicorn.run(app, host=host, port=port, log_level="info")
+    return listener

@@ -21,7 +21,8 @@ class Sampling:
 
     num_samples: G. temperature 0 is greedy. top_p 1 and top_k 0 are off. max_new_tokens bounds a completion.
     batch_size: prompts sampled together on one rank. seed and step: rollouts are a pure function of (weights,
-    utterance id, sample index, seed, step), not of ranks, batches or order.
+    utterance id, sample index, seed, step), not of ranks, batches or order. num_beams: above 1 native ranks search with
+    so many beams and sample nothing (G is 1).
     """
 
     num_samples: int = 1
@@ -32,6 +33,7 @@ class Sampling:
     batch_size: int = 16
     seed: int = 0
     step: int = 0
+    num_beams: int = 1
 
     def seed_of(self, utterance_id: str, index: int | None = None) -> int:
         """56 bits for an utterance's stream of random numbers, or for that of its sample `index`."""

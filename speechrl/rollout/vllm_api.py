@@ -12,6 +12,7 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,12 @@ from torch import Tensor
 from speechrl.rollout.engine import Completion, EngineInput, EngineSpec, Sampling
 from speechrl.rollout.weights import Bucket
 from speechrl.sections import Vllm
+
+
+def require_vllm(flag: str) -> None:
+    """Raises ValueError naming the flag that asks for vLLM where it is not installed."""
+    if find_spec("vllm") is None:
+        raise ValueError(f"{flag} vllm: vLLM is not installed; install it, or take {flag} native")
 
 
 def make_llm(spec: EngineSpec, options: Vllm, seed: int) -> Any:
@@ -34,7 +41,7 @@ def make_llm(spec: EngineSpec, options: Vllm, seed: int) -> Any:
         from vllm import LLM
         from vllm.platforms import current_platform
     except ImportError as error:
-        raise ValueError(f"--rollout.engine vllm: vLLM can't be imported: {error}") from error
+        raise ValueError(f"the engine vllm: vLLM can't be imported: {error}") from error
     from speechrl.rollout.vllm_worker import BACKEND
 
     num_gpus = options.tensor_parallel_size
@@ -64,9 +71,7 @@ def make_llm(spec: EngineSpec, options: Vllm, seed: int) -> Any:
                 disable_log_stats=True,
             )
         except (ValueError, RuntimeError) as error:
-            raise ValueError(
-                f"--rollout.engine vllm: vLLM refuses {spec.hf_config['architectures']}: {error}"
-            ) from error
+            raise ValueError(f"the engine vllm refuses {spec.hf_config['architectures']}: {error}") from error
 
 
 def take_audio(llm: Any, pieces: Sequence[Tensor]) -> None:

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +19,12 @@ from speechrl.models.families import Features, why_not_shared_prefix
 from speechrl.models.load import encoder_digest, freeze_roles, load_model
 from speechrl.models.policy import PolicyModule
 from speechrl.models.prompts import Prepared, PromptBuilder
-from speechrl.rollout.engine import Completion, EngineInput, Sampling, Share
+from speechrl.rollout.beam import beam_search
+from speechrl.rollout.engine import Completion, EngineInput, EngineSpec, Sampling, Share
 from speechrl.rollout.native import sample
-from speechrl.sections import Role, Runtime, Selection, Train
+from speechrl.sections import Role, Runtime, Selection, Train, Vllm
 from speechrl.training.batch import Packing, collate, micro_batches, rows_of
+from speechrl.training.weight_sync import TRANSFERS, Route, buckets, engine_config
 from speechrl.types import Group, Prompt, Rollout, TrainGroup, Utterance
 
 ENCODE_BATCH = 16  # utterances a forward pass of the encoder takes
@@ -31,7 +34,7 @@ class InferenceRank:
     """One model on one device.
 
     model: folder. freeze: roles that hold still; a frozen encoder runs once per utterance. num_ctc_units: see
-    PolicyModule.
+    PolicyModule. rank: place among the ranks of a group; rank 0 sends weights to engines.
     """
 
     def __init__(
@@ -42,12 +45,13 @@ class InferenceRank:
         dtype: str,
         freeze: Sequence[Role] = ("encoder",),
         num_ctc_units: int = 0,
+        rank: int = 0,
     ):
         self.device = pick_device(runtime.device)
         if self.device.type == "cpu":
             torch.set_num_threads(runtime.threads_per_rank)
         quiet_libraries()
-        self.path = model
+        self.path, self.dtype, self.rank = model, dtype, rank
         self.loaded = load_model(model, dtype, runtime.attn_implementation, runtime.trust_remote_code)
         self.loaded.model.to(self.device)
         self.parameter_counts = freeze_roles(self.loaded.model, self.loaded.family, freeze)
@@ -58,6 +62,7 @@ class InferenceRank:
         self.weights_version = 0
         self._encoded: dict[str, Tensor] = {}  # utterance id -> encoder output [A, D]
         self.num_encoder_passes = 0
+        self.sync_group: Any = None  # of NCCL, with the engines' workers, where weights travel that way
 
     # --- encoding ---------------------------------------------------------------------------------------------------
 
@@ -115,7 +120,8 @@ class InferenceRank:
             order = sorted(range(len(prepared)), key=lambda index: len(prepared[index].prompt.token_ids))
             prompts = [prepared[index].prompt for index in order]
             audio = [encoded[prompt.utterance.id] for prompt in prompts] if encoded else []
-            completions = sample(module, prompts, audio, sampling, self.builder.stop_ids, self.builder.pad_id)
+            search = beam_search if sampling.num_beams > 1 else sample
+            completions = search(module, prompts, audio, sampling, self.builder.stop_ids, self.builder.pad_id)
         groups = {
             index: self.group_of(prompt, group, self.weights_version)
             for index, prompt, group in zip(order, prompts, completions, strict=True)
@@ -131,6 +137,20 @@ class InferenceRank:
                 Rollout(item.token_ids, item.logprobs, item.finish_reason, weights_version, raw, text, language)
             )
         return Group(prompt, tuple(rollouts))
+
+    # --- engines that hold the language model alone -----------------------------------------------------------------
+
+    def engine_spec(self, options: Vllm, sleeps: bool) -> EngineSpec:
+        """What an engine must know of this rank's language model."""
+        return EngineSpec(
+            hf_config=engine_config(self.loaded.model.config, self.family),
+            dtype=self.dtype,
+            num_audio_rows=options.max_audio_tokens if self.family.has_audio else 0,
+            max_model_len=options.max_model_len,
+            banned_ids=self.builder.banned_ids,
+            stop_ids=self.builder.stop_ids,
+            sleeps=sleeps,
+        )
 
     @torch.no_grad()
     def engine_inputs(self, utterances: Sequence[Utterance]) -> Share:
@@ -148,6 +168,24 @@ class InferenceRank:
             EngineInput(item.prompt, module.audio_id, len(rows)) for item, rows in zip(prepared, audio, strict=True)
         ]
         return Share(inputs, torch.cat(audio).cpu(), time.monotonic() - started)
+
+    def groups_of(self, sampled: Sequence[tuple[Prompt, Sequence[Completion]]], weights_version: int) -> list[Group]:
+        """What an engine made of this rank's prompts, with texts."""
+        return [self.group_of(prompt, completions, weights_version) for prompt, completions in sampled]
+
+    def get_weights_version(self) -> int:
+        return self.weights_version
+
+    def send_weights(self, engines: Sequence[Any], trained_only: bool, options: Vllm, transfer: str) -> tuple[int, int]:
+        """The language model's weights to engines that have started an update: rank 0 sends, under ZeRO-3 all gather.
+
+        Returns (version, bytes). Raises TimeoutError after --vllm.sync_timeout_s.
+        """
+        route = Route(engines, options.sync_timeout_s, self.rank == 0, self.sync_group)
+        sent = 0
+        for bucket in buckets(self.module, self.family, trained_only, options.sync_bucket_mb * 2**20):
+            sent += TRANSFERS[transfer](bucket, route)
+        return self.weights_version, sent
 
     # --- log-probs --------------------------------------------------------------------------------------------------
 

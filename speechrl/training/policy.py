@@ -33,13 +33,10 @@ from speechrl.models.load import load_model, use_liger_kernels
 from speechrl.models.policy import CtcTarget, PolicyModule, disable_dropout
 from speechrl.ports import free_address
 from speechrl.rollout import vllm_api
-from speechrl.rollout.engine import Completion, EngineSpec
-from speechrl.sections import Vllm
 from speechrl.training import deepspeed_engine
 from speechrl.training.batch import Packing, Row, collate, group_sizes, micro_batches, pad, rows_of
 from speechrl.training.inference import InferenceRank, pick_device
-from speechrl.training.weight_sync import TRANSFERS, Route, buckets, engine_config
-from speechrl.types import Group, Prompt, TrainGroup, Utterance
+from speechrl.types import TrainGroup, Utterance
 
 Audio = Mapping[str, Tensor | Features]
 
@@ -72,6 +69,7 @@ class PolicyRank(InferenceRank):
             config.ds.param_dtype,
             config.actor.freeze,
             len(ctc_units or {}),
+            place.rank,
         )
         self.ctc_units = ctc_units or {}
         if isinstance(config, TrainConfig):
@@ -86,7 +84,6 @@ class PolicyRank(InferenceRank):
         self._shape = DecoderShape.of(self.module.decoder, self.module.model.get_output_embeddings())
         self._replica: PolicyModule | None = None  # whole weights to sample with under ZeRO-3
         self._replica_version = -1
-        self._sync_group: Any = None
         self._profile: Any = None
 
     # --- reinforcement learning -------------------------------------------------------------------------------------
@@ -300,41 +297,12 @@ class PolicyRank(InferenceRank):
 
     # --- rollout engines --------------------------------------------------------------------------------------------
 
-    def engine_spec(self, options: Vllm, sleeps: bool) -> EngineSpec:
-        """What an engine must know of this policy's language model."""
-        return EngineSpec(
-            hf_config=engine_config(self.loaded.model.config, self.family),
-            dtype=self.config.ds.param_dtype,
-            num_audio_rows=options.max_audio_tokens if self.family.has_audio else 0,
-            max_model_len=options.max_model_len,
-            banned_ids=self.builder.banned_ids,
-            stop_ids=self.builder.stop_ids,
-            sleeps=sleeps,
-        )
-
-    def groups_of(self, sampled: Sequence[tuple[Prompt, Sequence[Completion]]], weights_version: int) -> list[Group]:
-        return [self.group_of(prompt, completions, weights_version) for prompt, completions in sampled]
-
-    def get_weights_version(self) -> int:
-        return self.weights_version
-
     def free_address(self) -> tuple[str, int]:
         return free_address()
 
     def open_group(self, address: str, port: int, world_size: int) -> None:
         """The NCCL group in which rank 0 sends weights to engines."""
-        self._sync_group = vllm_api.open_group(address, port, world_size)
-
-    def send_weights(self, engines: Sequence[Any], trained_only: bool, options: Vllm, transfer: str) -> tuple[int, int]:
-        """The language model's weights to engines that have started an update: rank 0 sends, all gather.
-
-        Returns (version, bytes). Raises TimeoutError after --vllm.sync_timeout_s.
-        """
-        route = Route(engines, options.sync_timeout_s, self.place.rank == 0, self._sync_group)
-        sent = 0
-        for bucket in buckets(self.engine, self.family, trained_only, options.sync_bucket_mb * 2**20):
-            sent += TRANSFERS[transfer](bucket, route)
-        return self.weights_version, sent
+        self.sync_group = vllm_api.open_group(address, port, world_size)
 
     def offload(self) -> None:
         """Leave the GPU to the engine: what only training needs goes to the host's memory."""

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import reduce_tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
@@ -23,8 +23,8 @@ def engine_config(config: PreTrainedConfig, family: Family) -> dict[str, Any]:
     """The Hugging Face config of the language model alone. Raises ValueError where transformers has no such class."""
     text = config.get_text_config()
     if type(text) not in AutoModelForCausalLM._model_mapping:
-        raise ValueError(f"--rollout.engine vllm: {family.name} has a language model of type {text.model_type!r}, "
-                         "which is no causal language model of its own; use --rollout.engine native")  # fmt: skip
+        raise ValueError(f"the engine vllm: {family.name} has a language model of type {text.model_type!r}, which is "
+                         "no causal language model of its own; use the engine native")  # fmt: skip
     values = text.to_dict()
     values["architectures"] = [AutoModelForCausalLM._model_mapping[type(text)].__name__]
     values["tie_word_embeddings"] = config.tie_word_embeddings
@@ -42,13 +42,15 @@ def engine_name(name: str, family: Family) -> str | None:
     return name if name.startswith(head + ".") else None
 
 
-def buckets(engine: Any, family: Family, trained_only: bool, bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+def buckets(
+    module: nn.Module, family: Family, trained_only: bool, bucket_bytes: int
+) -> Iterator[list[tuple[str, Tensor]]]:
     """The language model's weights, whole, each bucket valid until the next. Collective under ZeRO-3: iterate on every
     rank.
 
     trained_only: leave out what no optimiser moves.
     """
-    named: Mapping[str, Tensor] = dict(engine.module.named_parameters())  # tied weights once
+    named: Mapping[str, Tensor] = dict(module.named_parameters())  # tied weights once
     wanted = {
         renamed: parameter
         for name, parameter in named.items()

@@ -1,0 +1,103 @@
+"""hypotheses.jsonl: one transcript a line, with all that its metrics need; several lines of one id are its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from speechrl.evaluation.metrics import Decoded, Samples
+from speechrl.types import FinishReason, Utterance
+
+
+class Line(BaseModel):
+    """A line of the file. `id`, `text` (what was said) and `reference` are required; other keys are left alone.
+
+    language: of the utterance; said_language: what the model said it heard; raw_text: with the model's tags. All else
+    as in a manifest.
+    """
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    id: str
+    text: str
+    reference: str
+    language: str | None = None
+    said_language: str | None = None
+    finish_reason: FinishReason | None = None
+    reward: float | None = None
+    keywords: tuple[str, ...] = ()
+    duration_s: float | None = None
+    metadata: dict[str, Any] = {}
+    raw_text: str | None = None
+
+
+def write_hypotheses(path: Path, groups: Sequence[Samples]) -> None:
+    """Utterance after utterance in the set's order, sample after sample."""
+    with open(path, "w", encoding="utf-8") as handle:
+        for samples in groups:
+            for item in samples:
+                handle.write(_line(item).model_dump_json() + "\n")
+
+
+def _line(item: Decoded) -> Line:
+    utterance = item.utterance
+    return Line(
+        id=utterance.id,
+        text=item.text,
+        reference=utterance.text,
+        language=utterance.language,
+        said_language=item.language,
+        finish_reason=item.finish_reason,
+        reward=item.reward,
+        keywords=utterance.keywords,
+        duration_s=utterance.duration_s,
+        metadata=dict(utterance.metadata),
+        raw_text=item.raw_text,
+    )
+
+
+def read_hypotheses(path: Path) -> list[Samples]:
+    """The samples of every utterance, in the order of their first lines.
+
+    Raises ValueError naming file:line for a line that is no hypothesis or gives its id another reference than before,
+    and for a file without any.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: can't be read ({error.strerror})") from None
+    found: dict[str, list[Decoded]] = {}
+    for number, raw in enumerate(content.split(b"\n"), start=1):
+        if not raw.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            line = Line.model_validate_json(raw)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            key = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{where}: no hypothesis: {f'`{key}`: ' if key else ''}{first['msg']}") from None
+        item = _decoded(line, where)
+        samples = found.setdefault(line.id, [])
+        if samples and samples[0].utterance.text != line.reference:
+            raise ValueError(f"{where}: id {line.id!r} had another reference at {samples[0].utterance.where}")
+        samples.append(item)
+    if not found:
+        raise ValueError(f"{path}: holds no hypotheses")
+    return [tuple(samples) for samples in found.values()]
+
+
+def _decoded(line: Line, where: str) -> Decoded:
+    utterance = Utterance(
+        id=line.id,
+        text=line.reference,
+        language=line.language,
+        keywords=line.keywords,
+        duration_s=line.duration_s,
+        metadata=line.metadata,
+        where=where,
+    )
+    return Decoded(utterance, line.text, line.said_language, line.finish_reason, line.reward, line.raw_text)

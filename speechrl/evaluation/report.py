@@ -1,0 +1,99 @@
+"""What `speechrl eval` and `speechrl compare` print: tables of percentages with their 95 % intervals."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from speechrl.config import METRICS
+
+WHOLE_NUMBERS = ("reward",)  # metrics that are no percentages
+LOG_FILE_COLUMNS = 140  # rich takes 80 where the output is a file
+
+
+def print_summary(summary: dict, console: Console | None = None) -> None:
+    """Per set a table of metrics by model, then one of CER by each part that has several values."""
+    console = console or _console()
+    models = summary["models"]
+    for name in next(iter(models.values()))["sets"]:
+        entries = {model: entry["sets"][name] for model, entry in models.items()}
+        first = next(iter(entries.values()))
+        title = f"{name}: {first['utterances']} utterances; %, but reward as it is"
+        console.print(_table(title, "metric", {model: entry["metrics"] for model, entry in entries.items()}))
+        for model, entry in entries.items():
+            console.print(_speed(model, entry))
+        for key, parts in first["breakdown"].items():
+            if len(parts) > 1:
+                console.print(_breakdown(f"{name} by {key}: CER %", key, entries))
+
+
+def _table(title: str, head: str, columns: Mapping[str, Mapping[str, dict]]) -> Table:
+    table = Table(head, *columns, title=title)
+    for metric in METRICS:
+        if any(metric in rates for rates in columns.values()):
+            table.add_row(metric, *(_cell(metric, rates.get(metric)) for rates in columns.values()))
+    return table
+
+
+def _breakdown(title: str, key: str, entries: Mapping[str, dict]) -> Table:
+    table = Table(key, "utterances", *entries, title=title)
+    for value, part in next(iter(entries.values()))["breakdown"][key].items():
+        cells = [_cell("cer", entry["breakdown"][key][value]["metrics"].get("cer")) for entry in entries.values()]
+        table.add_row(value, str(part["utterances"]), *cells)
+    return table
+
+
+def _cell(metric: str, rate: Mapping[str, float] | None) -> str:
+    if rate is None:
+        return "-"
+    return f"{_number(metric, rate['value'])} [{_number(metric, rate['low'])}, {_number(metric, rate['high'])}]"
+
+
+def _number(metric: str, value: float, sign: str = "") -> str:
+    return f"{value:{sign}.3f}" if metric in WHOLE_NUMBERS else f"{100 * value:{sign}.1f}"
+
+
+def _speed(model: str, entry: dict) -> str:
+    line = f"{model}: decoded in {entry['decode_s']:.1f} s"
+    if entry["real_time_factor"] is not None:
+        line += f", {entry['audio_s']:.0f} s of audio, real-time factor {entry['real_time_factor']:.3f}"
+    return line
+
+
+def print_comparison(report: dict, console: Console | None = None) -> None:
+    """Per set a table of differences, then the utterances that changed most."""
+    console = console or _console()
+    for name, part in report["sets"].items():
+        title = f"{name}: {part['utterances']} utterances, {part['better']} better, {part['worse']} worse (characters)"
+        table = Table("metric", "A", "B", "B - A", "p", title=title)
+        for metric, row in part["metrics"].items():
+            ends = ", ".join(_number(metric, row[end], "+") for end in ("low", "high"))
+            table.add_row(
+                metric,
+                _number(metric, row["a"]),
+                _number(metric, row["b"]),
+                f"{_number(metric, row['difference'], '+')} [{ends}]",
+                f"{row['p']:.3f}",
+            )
+        console.print(f"A is {report['a']}, B is {report['b']}; %, but reward as it is")
+        console.print(table)
+        _print_changes(console, "worst regressions", part["regressions"])
+        _print_changes(console, "best improvements", part["improvements"])
+
+
+def _print_changes(console: Console, title: str, changes: Sequence[dict]) -> None:
+    if not changes:
+        return
+    console.print(f"{title} (character errors A -> B)")
+    for change in changes:
+        head = f"{change['id']}: {change['errors_a']:g} -> {change['errors_b']:g}"
+        lines = [head, f"  REF {change['reference']}", f"  A   {change['a']}", f"  B   {change['b']}"]
+        console.print(Text("\n".join(lines)))  # Text: brackets in a transcript are no markup
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else LOG_FILE_COLUMNS)
