@@ -434,10 +434,10 @@ def _check_colocation(config: TrainConfig) -> None:
             f"--vllm.num_engines {engines}: with --train.colocate_all one engine lives beside each rank, so give "
             f"--actor.num_ranks {ranks}"
         )
-    if config.ds.zero_stage not in (1, 2):
+    if config.ds.enable_sleep and config.ds.zero_stage not in (1, 2):
         raise ValueError(
             f"--ds.zero_stage {config.ds.zero_stage}: with --train.colocate_all DeepSpeed must offload optimiser "
-            "state, which it does for our AdamW at stages 1 and 2"
+            "state, which it does for our AdamW at stages 1 and 2; take one of them, or --ds.no_enable_sleep"
         )
     if config.vllm.sync_transfer == "nccl":
         raise ValueError("--vllm.sync_transfer nccl can't have two ranks on one GPU; take auto, ipc or host")

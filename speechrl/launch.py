@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from speechrl.config import Common, EvalConfig, TrainConfig
 from speechrl.ports import free_address
 from speechrl.rollout.engine import EngineSpec, RolloutEngine
-from speechrl.rollout.vllm import VllmEngine, VllmServer
+from speechrl.rollout.vllm import NO_TURNS, Turns, VllmEngine, VllmServer
 from speechrl.sections import RayOptions, Vllm
 from speechrl.training.group import PolicyGroup, RankGroup
 from speechrl.training.inference import InferenceRank
@@ -113,7 +113,7 @@ def start_reference(config: TrainConfig, policy: PolicyGroup) -> RankGroup | Non
 def start_engine(config: TrainConfig, policy: PolicyGroup) -> RolloutEngine:
     """What samples: the policy ranks themselves, or vLLM engines, without weights yet.
 
-    Engines have CPUs or GPUs of their own, or with --train.colocate_all each shares a policy rank's GPU and is asleep.
+    Engines have CPUs or GPUs of their own; with --train.colocate_all each shares a policy rank's GPU, whose turn it is.
     """
     import ray
 
@@ -124,13 +124,14 @@ def start_engine(config: TrainConfig, policy: PolicyGroup) -> RolloutEngine:
     transfer = _transfer(config, on_gpu)
     if on_gpu and not shared:
         _check_gpus(config)
-    spec = ray.get(policy.ranks[0].engine_spec.remote(options, shared))
+    turns = Turns(options.enable_sleep, config.ds.enable_sleep) if shared else NO_TURNS
+    spec = ray.get(policy.ranks[0].engine_spec.remote(options, turns.engine))
     gpus = ENGINE_GPU_SHARE if shared else options.tensor_parallel_size * on_gpu
-    if shared:
+    if turns.policy:
         policy.call("offload")  # vLLM measures what is free
     servers = _vllm_servers(spec, options, config.train.seed, gpus, policy.placement if shared else None)
     _ready(servers, config.ray.startup_timeout_s)
-    engine = VllmEngine(servers.ranks, policy, options, transfer, shared)
+    engine = VllmEngine(servers.ranks, policy, options, transfer, turns)
     engine.release()
     return engine
 
@@ -195,7 +196,7 @@ def evaluation_engine(config: EvalConfig, model: str) -> Iterator[RolloutEngine]
         servers = _vllm_servers(spec, config.vllm, config.seed, ENGINE_GPU_SHARE * on_gpu, placement)
         groups.append(servers)
         _ready(servers, config.ray.startup_timeout_s)
-        yield VllmEngine(servers.ranks, ranks, config.vllm, "host", sleeps=False)
+        yield VllmEngine(servers.ranks, ranks, config.vllm, "host")
     finally:
         for group in reversed(groups):
             stop(group)

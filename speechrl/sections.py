@@ -144,6 +144,8 @@ class Vllm(Section):
     """Prompt and completion together have at most this many tokens."""
     max_audio_tokens: int = Field(default=32768, ge=1)
     """Audio tokens that an engine keeps at a time; a batch with more is sampled in several waves."""
+    enable_sleep: bool = True
+    """With --train.colocate_all: give memory back while the policy trains. Off saves its wake-up, if there is room."""
     enable_prefix_caching: bool = True
     """Compute the prompt once for the samples of a group."""
     sync_timeout_s: float = Field(default=300.0, gt=0)
@@ -255,7 +257,7 @@ class Train(Section):
     seed: int = 0
     """Of data order, sampling and dropout."""
     colocate_all: bool = False
-    """vLLM engines share the policy's GPUs by turns: they sleep while it trains, its optimiser while they sample."""
+    """vLLM engines share the policy's GPUs, by turns: see --vllm.enable_sleep and --ds.enable_sleep."""
 
 
 class Precision(Section):
@@ -270,6 +272,8 @@ class Ds(Precision):
 
     zero_stage: Literal[0, 1, 2, 3] = 2
     """What ZeRO shards over ranks: 0 nothing, 1 optimiser state, 2 gradients too, 3 parameters too."""
+    enable_sleep: bool = True
+    """With --train.colocate_all: optimiser state leaves the GPU while engines sample; off if there is room."""
     comm_timeout_s: float = Field(default=1800.0, gt=0)
     """A collective that takes longer is an error."""
 

@@ -11,7 +11,7 @@ import torch
 
 from speechrl.launch import cluster
 from speechrl.rollout.engine import EngineInput, Sampling, Share
-from speechrl.rollout.vllm import VllmEngine, waves
+from speechrl.rollout.vllm import NO_TURNS, Turns, VllmEngine, waves
 from speechrl.rollout.vllm_api import engine_ids
 from speechrl.rollout.weights import pack, unpack
 from speechrl.sections import RayOptions, Vllm
@@ -26,13 +26,13 @@ def ray_cluster() -> Iterator[None]:
         yield
 
 
-def engine(*faults: str, sleeps: bool = False, num_ranks: int = 1, timeout_s: float = 200.0) -> VllmEngine:
+def engine(*faults: str, turns: Turns = NO_TURNS, num_ranks: int = 1, timeout_s: float = 200.0) -> VllmEngine:
     diary = Diary.remote()
     ranks = [ray.remote(Rank).remote(number, diary) for number in range(num_ranks)]
     servers = [ray.remote(Server).remote(number, diary, fault) for number, fault in enumerate(faults)]
     policy = SimpleNamespace(ranks=ranks, home={}, diary=diary)
     policy.call = lambda method: ray.get([getattr(rank, method).remote() for rank in ranks])
-    return VllmEngine(servers, policy, Vllm(sync_timeout_s=timeout_s), "host", sleeps)
+    return VllmEngine(servers, policy, Vllm(sync_timeout_s=timeout_s), "host", turns)
 
 
 def diary(handle: VllmEngine) -> list[str]:
@@ -68,7 +68,7 @@ def test_the_first_sync_sends_everything_later_ones_what_trains_and_none_without
 
 
 def test_on_shared_gpus_only_one_of_engine_and_optimizer_is_there() -> None:
-    handle = engine("", sleeps=True)
+    handle = engine("", turns=Turns(engine=True, policy=True))
     assert handle.release()["time/release_s"] > 0
     assert diary(handle) == ["sleep", "reload"]
     assert handle.release() == {} and diary(handle) == []
@@ -78,6 +78,26 @@ def test_on_shared_gpus_only_one_of_engine_and_optimizer_is_there() -> None:
         assert handle.sync() == {} and diary(handle) == []
         handle.release()
         assert diary(handle) == ["sleep", "reload"]
+
+
+@pytest.mark.parametrize(
+    ("turns", "before", "trained_only", "after", "release"),
+    [
+        (Turns(engine=True, policy=False), ["wake weights"], False, ["wake kv_cache"], ["sleep"]),
+        (Turns(engine=False, policy=True), ["offload"], True, [], ["reload"]),
+    ],
+)
+def test_on_a_large_gpu_one_of_them_may_stay(
+    turns: Turns, before: list[str], trained_only: bool, after: list[str], release: list[str]
+) -> None:
+    handle = engine("", turns=turns)
+    handle.sync()
+    handle.release()
+    ray.get(handle.policy.ranks[0].step.remote())
+    diary(handle)
+    assert handle.sync()["time/wake_s"] >= 0
+    assert diary(handle) == [*before, "start", f"load ({trained_only}, 'host')", "finish", *after]
+    assert handle.release()["time/release_s"] >= 0 and diary(handle) == release
 
 
 @pytest.mark.parametrize(

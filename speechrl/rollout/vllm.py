@@ -118,18 +118,29 @@ def _rows(share: Share, first: int, end: int) -> list[Tensor]:
     return [share.audio_RH[first:end]] if share.audio_RH is not None and end > first else []
 
 
+@dataclass(frozen=True)
+class Turns:
+    """On shared GPUs: engines sleep while the policy trains; its optimiser's state leaves while they sample."""
+
+    engine: bool
+    policy: bool
+
+
+NO_TURNS = Turns(engine=False, policy=False)
+
+
 class VllmEngine:
     """The engines as one RolloutEngine. Prompts are made by the policy ranks, which hold encoder and projector.
 
     Audio goes from rank to engine as Ray references, not through the driver. transfer: how weights travel, a row of
-    training/weight_sync.py. sleeps: engines and policy take turns on the same GPUs.
+    training/weight_sync.py. turns: who gives memory back to whom on shared GPUs.
     """
 
-    def __init__(self, servers: Sequence[Any], policy: Any, options: Vllm, transfer: str, sleeps: bool):
+    def __init__(self, servers: Sequence[Any], policy: Any, options: Vllm, transfer: str, turns: Turns = NO_TURNS):
         self.servers, self.policy, self.options = list(servers), policy, options
-        self.transfer, self.sleeps = transfer, sleeps
+        self.transfer, self.turns = transfer, turns
         self.weights_version = -1
-        self.awake = True
+        self.sampling = True  # whose turn it is
         self._timings: dict[str, float] = {}
         self._logs: list[str] = []  # of the engines, asked for while they live
 
@@ -189,7 +200,7 @@ class VllmEngine:
 
     def sync(self) -> dict[str, float]:
         """The policy's newest weights into every engine: all of them the first time, then what trains."""
-        if self.awake and self.weights_version == ray.get(self.policy.ranks[0].get_weights_version.remote()):
+        if self.sampling and self.weights_version == ray.get(self.policy.ranks[0].get_weights_version.remote()):
             return {}
         began = time.monotonic()
         first = self.weights_version < 0
@@ -197,12 +208,14 @@ class VllmEngine:
             self._logs = ray.get([server.log_path.remote() for server in self.servers])
         if first and self.transfer == "nccl":
             self._open_group()
-        if not self.awake:
-            self.policy.call("offload")  # the weights that are sent stay
-            self._call("wake", "weights")
+        if not self.sampling:
+            if self.turns.policy:
+                self.policy.call("offload")  # the weights that are sent stay
+            if self.turns.engine:
+                self._call("wake", "weights")
         started = time.monotonic()
         self._call("start_update")
-        whole = first or self.sleeps  # sleep forgets what does not train, too
+        whole = first or self.turns.engine  # sleep forgets what does not train, too
         sent = [
             rank.send_weights.remote(self.servers, not whole, self.options, self.transfer) for rank in self.policy.ranks
         ]
@@ -211,20 +224,23 @@ class VllmEngine:
         self._call("finish_update", version)
         self.weights_version = version
         metrics = {"time/sync_s": time.monotonic() - started, "sync/megabytes": num_bytes / 2**20}
-        if not self.awake:
-            self._call("wake", "kv_cache")
-            self.awake = True
+        if not self.sampling:
+            if self.turns.engine:
+                self._call("wake", "kv_cache")
+            self.sampling = True
             metrics["time/wake_s"] = time.monotonic() - began - metrics["time/sync_s"]
         return metrics
 
     def release(self) -> dict[str, float]:
         """On shared GPUs: engines sleep, the policy's optimiser comes back."""
-        if not (self.sleeps and self.awake):
+        if self.turns == NO_TURNS or not self.sampling:
             return {}
         started = time.monotonic()
-        self._call("sleep")
-        self.policy.call("reload")
-        self.awake = False
+        if self.turns.engine:
+            self._call("sleep")
+        if self.turns.policy:
+            self.policy.call("reload")
+        self.sampling = False
         return {"time/release_s": time.monotonic() - started}
 
     def forget(self) -> None:
