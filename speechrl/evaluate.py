@@ -15,6 +15,7 @@ from rich.table import Table
 from speechrl.config import EvalConfig, named_paths
 from speechrl.data.mix import read_checked
 from speechrl.launch import cluster, start_inference, stop
+from speechrl.models.feature_cache import check_feature_cache
 from speechrl.models.load import read_family
 from speechrl.reward.client import RewardClient
 from speechrl.reward.keywords import KeywordCounts, keyword_counts
@@ -22,6 +23,7 @@ from speechrl.reward.metrics import ErrorCounts, char_counts, word_counts
 from speechrl.rollout.engine import RolloutEngine, Sampling
 from speechrl.sections import Decoding
 from speechrl.statistics import bootstrap_interval
+from speechrl.training.group import feature_cache_metrics
 from speechrl.types import Group, Scores, Utterance
 
 CHUNK = 1024  # utterances whose features are in memory at once
@@ -152,7 +154,8 @@ def evaluate_models(config: EvalConfig) -> dict:
     if reward is not None:
         reward.probe()
     for path in named_paths(config.model, "--model").values():
-        read_family(path, config.actor.trust_remote_code)  # a wrong path is told before the ranks start
+        _, family = read_family(path, config.actor.trust_remote_code)  # a wrong path is told before the ranks start
+        check_feature_cache(config.data, family, here=not config.ray.address)
     report: dict = {"models": {}, "seed": config.seed}
     with cluster(config.ray, config.actor.num_ranks):
         for model, path in named_paths(config.model, "--model").items():
@@ -167,6 +170,8 @@ def evaluate_models(config: EvalConfig) -> dict:
                     "seconds": round(time.monotonic() - started, 2),
                     "metrics": {key: asdict(rate) for key, rate in rates_with_intervals(decoded, config.seed).items()},
                 }
+                if config.data.feature_cache:
+                    report["models"][model]["sets"][name]["feature_cache"] = feature_cache_metrics(engine)
             stop(engine)
     (out / "eval.json").write_text(json.dumps(report, indent=2))
     return report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -76,6 +77,21 @@ class RankGroup:
         for index, share in enumerate(ray.get(shares)):
             answers[index::size] = share
         return answers
+
+
+def feature_cache_metrics(*groups: RankGroup | None) -> dict[str, float]:
+    """Of --data.feature_cache since the last call, over all ranks of the groups; empty where nothing was looked up."""
+    sums: Counter[str] = Counter()
+    for group in groups:
+        for counts in group.call("take_cache_counts") if group is not None else []:
+            sums.update(counts)
+    lookups = sums["hits"] + sums["misses"]
+    if not lookups:
+        return {}
+    return {
+        "data/feature_cache_hits_share": sums["hits"] / lookups,
+        "data/feature_cache_corrupt": float(sums["corrupt"]),
+    }
 
 
 class PolicyGroup(RankGroup):
