@@ -169,9 +169,7 @@ def evaluate_models(config: EvalConfig) -> dict:
                     "utterances": len(utterances),
                     "seconds": round(time.monotonic() - started, 2),
                     "metrics": {key: asdict(rate) for key, rate in rates_with_intervals(decoded, config.seed).items()},
-                }
-                if config.data.feature_cache:
-                    report["models"][model]["sets"][name]["feature_cache"] = feature_cache_metrics(engine)
+                } | feature_cache_metrics(config.data, engine)
             stop(engine)
     (out / "eval.json").write_text(json.dumps(report, indent=2))
     return report

@@ -66,8 +66,7 @@ def train(config: TrainConfig) -> Path:
             last = step + 1 == total_steps
             if sets and config.eval.steps and (last or (step + 1) % config.eval.steps == 0):
                 metrics |= evaluate_sets(engine, sets, config.eval, reward)
-            if config.data.feature_cache:
-                metrics |= feature_cache_metrics(policy, reference)
+            metrics |= feature_cache_metrics(config.data, policy, reference)
             if last:
                 stages.check_encoder(facts, policy.describe())
             with clock("time/save_s"):

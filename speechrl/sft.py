@@ -55,8 +55,7 @@ def sft(config: SftConfig) -> Path:
             metrics |= {"time/step_s": step_s, "train/tokens_per_s": metrics["train/tokens"] / step_s}
             if sets and config.eval.steps and (last or step % config.eval.steps == 0):
                 metrics |= evaluate_sets(policy, sets, config.eval)
-            if config.data.feature_cache:
-                metrics |= feature_cache_metrics(policy)
+            metrics |= feature_cache_metrics(config.data, policy)
             if last:
                 stages.check_encoder(facts, policy.describe())
             saver.after_step(step, metrics, last)

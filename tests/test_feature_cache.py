@@ -407,8 +407,12 @@ def test_metrics_are_over_all_ranks() -> None:
             assert method == "take_cache_counts"
             return [vars(item) for item in self.counts]
 
-    metrics = feature_cache_metrics
+    on = Selection(feature_cache="c")
     policy, reference = Group(Counts(6, 2, 1), Counts(8, 0, 0)), Group(Counts(1, 3, 0))
-    assert metrics(policy, reference) == {"data/feature_cache_hits_share": 0.75, "data/feature_cache_corrupt": 1.0}
-    assert metrics(policy, None)["data/feature_cache_hits_share"] == 14 / 16
-    assert metrics(Group(Counts()), None) == {}
+    assert feature_cache_metrics(on, policy, reference) == {
+        "data/feature_cache_hits_share": 0.75,
+        "data/feature_cache_corrupt": 1.0,
+    }
+    assert feature_cache_metrics(on, policy, None)["data/feature_cache_hits_share"] == 14 / 16
+    assert feature_cache_metrics(on, Group(Counts())) == {}
+    assert feature_cache_metrics(Selection(), policy) == {}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 
 from speechrl.rollout.engine import Sampling
-from speechrl.sections import Train
+from speechrl.sections import Selection, Train
 from speechrl.types import Group, TrainGroup, Utterance
 
 
@@ -79,12 +78,12 @@ class RankGroup:
         return answers
 
 
-def feature_cache_metrics(*groups: RankGroup | None) -> dict[str, float]:
+def feature_cache_metrics(data: Selection, *groups: RankGroup | None) -> dict[str, float]:
     """Of --data.feature_cache since the last call, over all ranks of the groups; empty where nothing was looked up."""
-    sums: Counter[str] = Counter()
-    for group in groups:
-        for counts in group.call("take_cache_counts") if group is not None else []:
-            sums.update(counts)
+    if not data.feature_cache:
+        return {}
+    counts = [count for group in groups if group is not None for count in group.call("take_cache_counts")]
+    sums = {name: sum(count[name] for count in counts) for name in ("hits", "misses", "corrupt")}
     lookups = sums["hits"] + sums["misses"]
     if not lookups:
         return {}
