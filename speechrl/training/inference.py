@@ -84,18 +84,18 @@ class InferenceRank:
         return [self.builder.prepare(utterance, self._recall(utterance)) for utterance in utterances]
 
     def _recall(self, utterance: Utterance) -> int | None:
-        """Number of encoder outputs of an utterance that are at hand, brought from disk if need be; None where the
-        encoder must run.
+        """Number of encoder outputs of an utterance that are at hand, in memory or in the feature cache; None where
+        they must be computed, and without a cache.
         """
-        if not self.module.encoder_is_frozen:
+        cache, name = self.feature_cache, utterance.id
+        if cache is None or utterance.audio is None:
             return None
-        key, cache = utterance.id, self.feature_cache
-        if key not in self._encoded and cache is not None and utterance.audio is not None:
+        if name not in self._encoded:
             # the key is taken before the file is decoded: what is kept under it is never older than it
-            self._keys[key] = cache.key(utterance.audio, utterance.where)
-            if (output := cache.get(self._keys[key])) is not None:
-                self._encoded[key] = output.to(self.device)
-        return len(self._encoded[key]) if key in self._encoded else None
+            self._keys[name] = cache.key(utterance.audio, utterance.where)
+            if (output := cache.get(self._keys[name])) is not None:
+                self._encoded[name] = output.to(self.device)
+        return len(self._encoded[name]) if name in self._encoded else None
 
     def encode(self, prepared: Sequence[Prepared], module: PolicyModule | None = None) -> dict[str, Tensor]:
         """Encoder output [A, D] of each utterance: run once, kept until `forget`. `module` holds whole weights."""
