@@ -38,6 +38,8 @@ def export(config: options.ExportConfig) -> Path:
     if not (folder / "state.json").exists() or not (run / "config.yaml").exists():
         raise ValueError(f"--checkpoint {config.checkpoint}: no checkpoint there (expected RUN/checkpoints/step_N)")
     saved = options.load_saved(str(run / "config.yaml"))
+    # nothing is encoded here, and the cache may lie on another machine
+    saved = saved.model_copy(update={"data": saved.data.model_copy(update={"feature_cache": ""})})
     units = None
     if isinstance(saved, options.SftConfig) and saved.sft.ctc_weight:
         units = ctc_units(read_sources(saved.data))  # the head is in the checkpoint, though not in the export

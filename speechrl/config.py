@@ -299,6 +299,11 @@ def _check_common(config: Common) -> None:
             f"--data.probabilities {shares}: give one positive share for each of the {len(paths)} --data.prompt_dataset"
         )
     _check_durations(config.data)
+    if config.data.feature_cache and "encoder" not in config.actor.freeze:
+        raise ValueError(
+            f"--data.feature_cache {config.data.feature_cache} keeps what a frozen encoder gives, and --actor.freeze "
+            "leaves the encoder out: add it there, or give no cache"
+        )
     if set(config.actor.freeze) == set(get_args(Role)):
         raise ValueError("--actor.freeze names every role, so nothing would train; leave one out")
     names = named_paths(config.eval.dataset, "--eval.dataset")

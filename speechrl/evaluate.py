@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from speechrl.config import EvalConfig, named_paths
 from speechrl.evaluation.alignment import write_alignment
@@ -14,11 +15,13 @@ from speechrl.evaluation.groups import parts_of, read_sets
 from speechrl.evaluation.hypotheses import write_hypotheses
 from speechrl.evaluation.metrics import Decoded, Samples, error_counts, rates, rates_with_intervals
 from speechrl.launch import cluster, evaluation_engine
+from speechrl.models.feature_cache import check_feature_cache
 from speechrl.models.load import read_family
 from speechrl.reward.client import RewardClient
 from speechrl.rollout.engine import RolloutEngine, Sampling
 from speechrl.rollout.vllm_api import require_vllm
 from speechrl.sections import Decoding
+from speechrl.training.group import feature_cache_metrics
 from speechrl.types import Group, Scores, Utterance
 
 CHUNK = 1024  # utterances whose features are in memory at once
@@ -103,7 +106,8 @@ def evaluate_models(config: EvalConfig) -> dict:
         reward.probe()
     models = named_paths(config.model, "--model")
     for path in models.values():
-        read_family(path, config.actor.trust_remote_code)  # a wrong path is told before the ranks start
+        _, family = read_family(path, config.actor.trust_remote_code)  # a wrong path is told before the ranks start
+        check_feature_cache(config.data, family, here=not config.ray.address)
     if config.eval.engine == "vllm":
         require_vllm("--eval.engine")
     summary: dict = {
@@ -121,7 +125,9 @@ def evaluate_models(config: EvalConfig) -> dict:
                     folder.mkdir(parents=True, exist_ok=True)
                     write_hypotheses(folder / "hypotheses.jsonl", found.groups)
                     write_alignment(folder / "alignment.txt", found.groups)
-                    summary["models"][model]["sets"][name] = summarise(found, config.eval.group_by, config.seed)
+                    ranks: Any = getattr(engine, "policy", engine)  # those that feed vLLM engines, or decode themselves
+                    entry = summarise(found, config.eval.group_by, config.seed)
+                    summary["models"][model]["sets"][name] = entry | feature_cache_metrics(config.data, ranks)
     (out / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if reward is not None:
         reward.close()

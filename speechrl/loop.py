@@ -17,6 +17,7 @@ from speechrl.launch import cluster, num_engines, start_engine, start_policy, st
 from speechrl.preflight import preflight, try_reward
 from speechrl.reward.client import RewardClient
 from speechrl.tracking import Tracker
+from speechrl.training.group import feature_cache_metrics
 from speechrl.training.run_folder import RunFolder
 
 
@@ -66,6 +67,7 @@ def train(config: TrainConfig) -> Path:
             last = step + 1 == total_steps
             if sets and config.eval.steps and (last or (step + 1) % config.eval.steps == 0):
                 metrics |= evaluate_sets(engine, sets, config.eval, reward, config.train.seed)
+            metrics |= feature_cache_metrics(config.data, policy, reference)
             if last:
                 stages.check_encoder(facts, policy.describe())
             with clock("time/save_s"):

@@ -12,6 +12,7 @@ from speechrl.data.checks import check_utterances
 from speechrl.data.mix import MixedLoader, read_sources
 from speechrl.evaluation.groups import read_sets
 from speechrl.models.families import Family
+from speechrl.models.feature_cache import check_feature_cache
 from speechrl.models.load import LoadedModel, load_processor, read_family
 from speechrl.models.prompts import PromptBuilder
 from speechrl.reward.client import RewardClient
@@ -36,6 +37,7 @@ def preflight(config: Common, sets: dict[str, Sequence[Utterance]]) -> PromptBui
     family = builder.family
     if isinstance(config, TrainConfig) and config.algo.kl.init_coef and config.ref.model_name_or_path:
         _check_reference(builder, _read_builder(config, config.ref.model_name_or_path))
+    check_feature_cache(config.data, family, here=not config.ray.address)
     marks = tuple(set(builder.tokenizer.all_special_tokens) | set(family.output_tokens))
     flag = _language_flag(config, family)
     for utterances in sets.values():

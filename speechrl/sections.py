@@ -79,7 +79,7 @@ class Ref(Section):
 
 
 class Selection(Section):
-    """Which utterances of a manifest are taken, and what the model is told beside the audio."""
+    """Which utterances of a manifest are taken, what the model is told beside the audio, what is kept of it."""
 
     max_samples: int = Field(default=0, ge=0)
     """Take only the first N utterances of each manifest; 0 takes all."""
@@ -93,6 +93,11 @@ class Selection(Section):
     """Text given beside the audio where an utterance has no `prompt` of its own; the family's default if empty."""
     force_language: bool = False
     """Tell the model the utterance's language instead of letting it say it (families with a language tag)."""
+    feature_cache: str = ""
+    """Folder that keeps the outputs of a frozen encoder over steps and runs, for any number of processes; off if empty.
+    """
+    feature_cache_gb: float = Field(default=20.0, gt=0)
+    """GiB that --data.feature_cache may take; the least recently used outputs go first."""
 
 
 class Data(Selection):

@@ -14,6 +14,7 @@ from speechrl.evaluation.groups import read_sets
 from speechrl.launch import cluster, start_policy
 from speechrl.preflight import preflight
 from speechrl.tracking import Tracker
+from speechrl.training.group import feature_cache_metrics
 from speechrl.training.run_folder import RunFolder
 
 DEFAULT_BATCH_SIZE = 32  # utterances per optimiser step when --train.batch_size is 0
@@ -55,6 +56,7 @@ def sft(config: SftConfig) -> Path:
             metrics |= {"time/step_s": step_s, "train/tokens_per_s": metrics["train/tokens"] / step_s}
             if sets and config.eval.steps and (last or step % config.eval.steps == 0):
                 metrics |= evaluate_sets(policy, sets, config.eval, seed=config.train.seed)
+            metrics |= feature_cache_metrics(config.data, policy)
             if last:
                 stages.check_encoder(facts, policy.describe())
             saver.after_step(step, metrics, last)

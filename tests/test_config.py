@@ -230,6 +230,12 @@ BAD_FLAGS = [
     ("train", [*TRAIN, "--data.min_duration_s", "30"], "--data.min_duration_s 30.0 is not below --data.max_duration_s"),
     ("eval", [*EVAL, "--data.max_duration_s", "0.1"], "--data.min_duration_s 0.1 is not below --data.max_duration_s"),
     ("train", [*TRAIN, "--actor.freeze", "encoder", "projector", "language_model"], "--actor.freeze names every role"),
+    (
+        "train",
+        [*TRAIN, "--data.feature_cache", "c", "--actor.freeze", "projector"],
+        "--data.feature_cache c keeps what a frozen encoder gives, and --actor.freeze leaves the encoder out",
+    ),
+    ("eval", [*EVAL, "--data.feature_cache_gb", "0"], "--data.feature_cache_gb: Input should be greater than 0"),
     ("train", [*TRAIN, "--eval.steps", "5"], "--eval.steps 5 needs --eval.dataset"),
     ("train", [*TRAIN, "--eval.best_metric", "eval/dev/cer"], "--eval.best_metric eval/dev/cer: expected"),
     (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
 import math
 import os
@@ -59,6 +60,21 @@ def load_audio(ref: AudioRef, rate_hz: int = 16000, where: str = "") -> np.ndarr
     return np.clip(samples, -1.0, 1.0).astype(np.float32, copy=False)
 
 
+def audio_digest(ref: AudioRef, where: str = "") -> str:
+    """Hex SHA-256 of the bytes of a sound file, or of a dataset's row; nothing is decoded.
+
+    Raises AudioError naming the file when it is missing or unreadable.
+    """
+    source = _source(ref, where)
+    if isinstance(source, bytes):
+        return hashlib.sha256(source).hexdigest()
+    try:
+        with open(source, "rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise AudioError(f"{_name(ref, where)}: can't be read ({error.strerror})") from error
+
+
 def duration_s_of(ref: AudioRef, where: str = "") -> float:
     """Seconds according to the header; nothing is decoded. Raises AudioError when the header can't be read."""
     with _open(ref, where) as sound:
@@ -83,12 +99,7 @@ def _name(ref: AudioRef, where: str) -> str:
 
 
 def _open(ref: AudioRef, where: str) -> soundfile.SoundFile:
-    source = _row_source(ref, where) if ref.row is not None else ref.path
-    if isinstance(source, str) and not os.path.isfile(source):
-        what = "is a folder" if os.path.isdir(source) else "no such file"
-        raise AudioError(
-            f"{_name(ref, where)}: {what}; `audio` is a file, relative to the manifest's folder or absolute"
-        )
+    source = _source(ref, where)
     try:
         sound = soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else source)
     except (soundfile.SoundFileError, OSError, TypeError) as error:  # TypeError: headerless formats ask for a rate
@@ -101,6 +112,17 @@ def _open(ref: AudioRef, where: str) -> soundfile.SoundFile:
         sound.close()
         raise AudioError(f"{_name(ref, where)}: cut short, {short[2]} of {short[1]} bytes are there")
     return sound
+
+
+def _source(ref: AudioRef, where: str) -> bytes | str:
+    """Encoded sound, or the path of a file that is there."""
+    source = _row_source(ref, where) if ref.row is not None else ref.path
+    if isinstance(source, str) and not os.path.isfile(source):
+        what = "is a folder" if os.path.isdir(source) else "no such file"
+        raise AudioError(
+            f"{_name(ref, where)}: {what}; `audio` is a file, relative to the manifest's folder or absolute"
+        )
+    return source
 
 
 def _row_source(ref: AudioRef, where: str) -> bytes | str:

@@ -1,12 +1,13 @@
 """Utterance -> token ids and encoder features, with the model's own processor; token ids -> text.
 
-An utterance is decoded and turned into features once; a bounded cache keeps the result for later epochs.
+An utterance is decoded and turned into features once; a bounded cache keeps the result for later epochs. One whose
+encoder output is at hand is not decoded at all: its prompt needs the number of audio tokens alone.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from speechrl.data.audio import load_audio
 from speechrl.models.families import Features, language_name
@@ -16,7 +17,7 @@ from speechrl.types import Prompt, Utterance
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prompt and the encoder's input for its audio (None for text)."""
+    """A prompt and the encoder's input for its audio (None for text, and where the encoder's output is at hand)."""
 
     prompt: Prompt
     features: Features | None
@@ -27,11 +28,16 @@ class PromptBuilder:
 
     instruction: text beside the audio where an utterance has no prompt of its own; the family's default if empty.
     force_language: start the answer with the utterance's language tag.
-    cache_bytes: bound on the features kept in memory.
+    cache_bytes: bound on the prompts and features kept in memory. keep_features: False keeps prompts alone.
     """
 
     def __init__(
-        self, loaded: LoadedModel, instruction: str = "", force_language: bool = False, cache_bytes: int = 1 << 30
+        self,
+        loaded: LoadedModel,
+        instruction: str = "",
+        force_language: bool = False,
+        cache_bytes: int = 1 << 30,
+        keep_features: bool = True,
     ):
         self.family, self.processor, self.tokenizer = loaded.family, loaded.processor, loaded.tokenizer
         self.instruction = instruction or self.family.default_instruction
@@ -44,17 +50,30 @@ class PromptBuilder:
         self.banned_ids = _banned_ids(loaded, self.stop_ids)
         self._cache: OrderedDict[tuple, Prepared] = OrderedDict()
         self._cache_bytes, self._cached_bytes = cache_bytes, 0
+        self._keep_features = keep_features
         self.num_decoded = 0
 
-    def prepare(self, utterance: Utterance) -> Prepared:
-        """Raises ValueError naming the utterance when its audio is missing, unreadable or does not fit the model."""
+    def prepare(self, utterance: Utterance, num_audio_tokens: int | None = None) -> Prepared:
+        """num_audio_tokens: of the encoder's output where it is at hand; then no audio is opened.
+
+        Raises ValueError naming the utterance when its audio is missing, unreadable or does not fit the model.
+        """
         key = (utterance.id, utterance.where)
-        if key in self._cache:
+        kept = self._cache.get(key)
+        if kept is not None and self._serves(kept, num_audio_tokens):
             self._cache.move_to_end(key)
-            return self._cache[key]
-        prepared = self._audio_prompt(utterance) if self.family.has_audio else self._text_prompt(utterance)
-        self._remember(key, prepared)
+            return kept
+        if self.family.has_audio:
+            prepared = self._audio_prompt(utterance, num_audio_tokens)
+        else:
+            prepared = self._text_prompt(utterance)
+        self._remember(key, prepared if self._keep_features else replace(prepared, features=None))
         return prepared
+
+    def _serves(self, kept: Prepared, num_audio_tokens: int | None) -> bool:
+        if num_audio_tokens is None:
+            return kept.features is not None or not self.family.has_audio
+        return kept.prompt.num_audio_tokens == num_audio_tokens
 
     def label_ids(self, utterance: Utterance, with_language: bool) -> tuple[int, ...]:
         """What SFT trains the model to answer, the stop token included."""
@@ -69,7 +88,31 @@ class PromptBuilder:
             language = language_name(utterance.language)
         return raw, text, language
 
-    def _audio_prompt(self, utterance: Utterance) -> Prepared:
+    def _audio_prompt(self, utterance: Utterance, num_audio_tokens: int | None) -> Prepared:
+        text = self._chat_text(utterance)
+        mark = self.processor.audio_token
+        if text.count(mark) != 1:
+            raise ValueError(
+                f"{utterance.where}: the prompt of {utterance.id} (its `prompt`, or --data.instruction) contains "
+                f"{mark}, which stands for audio; take it out"
+            )
+        features = None
+        if num_audio_tokens is None:
+            features, ids = self._features(utterance, text)
+            assert self.family.num_audio_tokens is not None
+            num_audio_tokens = self.family.num_audio_tokens(features.num_frames)
+        else:
+            ids = self.tokenizer(text.replace(mark, mark * num_audio_tokens)).input_ids
+        found = sum(token_id == self.audio_id for token_id in ids)
+        if found != num_audio_tokens:
+            raise ValueError(
+                f"{utterance.where}: the prompt of {utterance.id} holds {found} audio tokens for {num_audio_tokens} "
+                f"encoder outputs; a text that contains {mark} can't be a prompt"
+            )
+        return Prepared(Prompt(utterance, tuple(ids), text, found), features)
+
+    def _features(self, utterance: Utterance, text: str) -> tuple[Features, list[int]]:
+        """The encoder's input, and the prompt's token ids with as many placeholders as it will give outputs."""
         if utterance.audio is None:
             raise ValueError(
                 f"{utterance.where}: utterance {utterance.id} has no audio, which {self.family.name} needs"
@@ -82,24 +125,10 @@ class PromptBuilder:
                 f"{self.family.max_audio_s:.0f} s; cut it, or lower --data.max_duration_s and --data.on_error skip"
             )
         self.num_decoded += 1
-        text = self._chat_text(utterance)
-        if text.count(self.processor.audio_token) != 1:
-            raise ValueError(
-                f"{utterance.where}: the prompt of {utterance.id} (its `prompt`, or --data.instruction) contains "
-                f"{self.processor.audio_token}, which stands for audio; take it out"
-            )
         inputs = self.processor(text=[text], audio=[samples], sampling_rate=rate_hz, return_tensors="pt")
         mask = inputs["input_features_mask" if "input_features_mask" in inputs else "feature_attention_mask"]
         features = Features(mel_MF=inputs["input_features"][0], num_frames=int(mask.sum()))
-        token_ids = tuple(inputs["input_ids"][0].tolist())
-        assert self.family.num_audio_tokens is not None
-        expected, found = self.family.num_audio_tokens(features.num_frames), token_ids.count(self.audio_id)
-        if found != expected:
-            raise ValueError(
-                f"{utterance.where}: the prompt of {utterance.id} holds {found} audio tokens for {expected} encoder "
-                f"outputs; a text that contains {self.processor.audio_token} can't be a prompt"
-            )
-        return Prepared(Prompt(utterance, token_ids, text, found), features)
+        return features, inputs["input_ids"][0].tolist()
 
     def _text_prompt(self, utterance: Utterance) -> Prepared:
         if utterance.audio is not None or utterance.prompt is None:
@@ -123,6 +152,8 @@ class PromptBuilder:
         return text + self.family.prefill(language)
 
     def _remember(self, key: tuple, prepared: Prepared) -> None:
+        if key in self._cache:
+            self._cached_bytes -= _num_bytes(self._cache.pop(key))
         self._cache[key] = prepared
         self._cached_bytes += _num_bytes(prepared)
         while self._cached_bytes > self._cache_bytes and len(self._cache) > 1:
@@ -131,7 +162,9 @@ class PromptBuilder:
 
 
 def _num_bytes(prepared: Prepared) -> int:
-    return prepared.features.mel_MF.nbytes if prepared.features else 0
+    """Of the features, and of a prompt's tuple of ids (8 bytes each)."""
+    features = prepared.features.mel_MF.nbytes if prepared.features else 0
+    return features + 8 * len(prepared.prompt.token_ids)
 
 
 def _stop_ids(loaded: LoadedModel) -> tuple[int, ...]:

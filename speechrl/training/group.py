@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 from speechrl.rollout.engine import Sampling
-from speechrl.sections import Train
+from speechrl.sections import Selection, Train
 from speechrl.types import Group, TrainGroup, Utterance
 
 SLACK = 0.05  # a rank keeps what it encoded up to this share above the mean load
@@ -73,6 +73,21 @@ class RankGroup:
         for index, share in enumerate(ray.get(shares)):
             answers[index::size] = share
         return answers
+
+
+def feature_cache_metrics(data: Selection, *groups: RankGroup | None) -> dict[str, float]:
+    """Of --data.feature_cache since the last call, over all ranks of the groups; empty where nothing was looked up."""
+    if not data.feature_cache:
+        return {}
+    counts = [count for group in groups if group is not None for count in group.call("take_cache_counts")]
+    sums = {name: sum(count[name] for count in counts) for name in ("hits", "misses", "corrupt")}
+    lookups = sums["hits"] + sums["misses"]
+    if not lookups:
+        return {}
+    return {
+        "data/feature_cache_hits_share": sums["hits"] / lookups,
+        "data/feature_cache_corrupt": float(sums["corrupt"]),
+    }
 
 
 class PolicyGroup(RankGroup):

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from speechrl.models.attention import FLEX_BLOCK
 from speechrl.models.families import Features, why_not_shared_prefix
+from speechrl.models.feature_cache import FeatureCache, check_feature_cache, encoder_context
 from speechrl.models.load import encoder_digest, freeze_roles, load_model
 from speechrl.models.policy import PolicyModule
 from speechrl.models.prompts import Prepared, PromptBuilder
@@ -55,20 +57,50 @@ class InferenceRank:
         self.loaded = load_model(model, dtype, runtime.attn_implementation, runtime.trust_remote_code)
         self.loaded.model.to(self.device)
         self.parameter_counts = freeze_roles(self.loaded.model, self.loaded.family, freeze)
-        self.builder = PromptBuilder(self.loaded, data.instruction, data.force_language)
+        # outputs on disk make features in memory useless, and wrong for a file that changes during the run
+        self.builder = PromptBuilder(
+            self.loaded, data.instruction, data.force_language, keep_features=not data.feature_cache
+        )
         self.module = PolicyModule(self.loaded, self.builder.banned_ids, "encoder" not in freeze, num_ctc_units)
         self.family = self.loaded.family
         self.no_shared_prefix = why_not_shared_prefix(self.loaded.model.config, self.family)
         self.weights_version = 0
         self._encoded: dict[str, Tensor] = {}  # utterance id -> encoder output [A, D]
+        self._keys: dict[str, str] = {}  # utterance id -> key in the feature cache
         self.num_encoder_passes = 0
         self.sync_group: Any = None  # of NCCL, with the engines' workers, where weights travel that way
+        self.feature_cache = self._open_feature_cache(data, runtime.num_ranks)
+
+    def _open_feature_cache(self, data: Selection, num_ranks: int) -> FeatureCache | None:
+        check_feature_cache(data, self.family)
+        if not data.feature_cache:
+            return None
+        assert self.module.encoder_is_frozen, "the config refuses a cache of what trains"
+        context = encoder_context(self.loaded, self.module.encoder)
+        # twice: a reference with another encoder has as many ranks that write
+        return FeatureCache(data.feature_cache, int(data.feature_cache_gb * 2**30), context, 2 * num_ranks)
 
     # --- encoding ---------------------------------------------------------------------------------------------------
 
     def prepare(self, utterances: Sequence[Utterance]) -> list[Prepared]:
-        """Prompts and features. Raises ValueError naming the utterance that can't be prepared."""
-        return [self.builder.prepare(utterance) for utterance in utterances]
+        """Prompts, and features where the encoder must run. Raises ValueError naming the utterance that can't be
+        prepared.
+        """
+        return [self.builder.prepare(utterance, self._recall(utterance)) for utterance in utterances]
+
+    def _recall(self, utterance: Utterance) -> int | None:
+        """Number of encoder outputs of an utterance that are at hand, in memory or in the feature cache; None where
+        they must be computed, and without a cache.
+        """
+        cache, name = self.feature_cache, utterance.id
+        if cache is None or utterance.audio is None:
+            return None
+        if name not in self._encoded:
+            # the key is taken before the file is decoded: what is kept under it is never older than it
+            self._keys[name] = cache.key(utterance.audio, utterance.where)
+            if (output := cache.get(self._keys[name])) is not None:
+                self._encoded[name] = output.to(self.device)
+        return len(self._encoded[name]) if name in self._encoded else None
 
     def encode(self, prepared: Sequence[Prepared], module: PolicyModule | None = None) -> dict[str, Tensor]:
         """Encoder output [A, D] of each utterance: run once, kept until `forget`. `module` holds whole weights."""
@@ -79,8 +111,12 @@ class InferenceRank:
         for start in range(0, len(order), ENCODE_BATCH):
             ids = order[start : start + ENCODE_BATCH]
             features: list[Features] = [missing[key] for key in ids]  # type: ignore[misc]
-            self._encoded.update(zip(ids, (module or self.module).encode(features), strict=True))
+            outputs = dict(zip(ids, (module or self.module).encode(features), strict=True))
+            self._encoded.update(outputs)
             self.num_encoder_passes += len(ids)
+            if self.feature_cache is not None:
+                for key, output in outputs.items():
+                    self.feature_cache.put(self._keys[key], output)
         return {p.prompt.utterance.id: self._encoded[p.prompt.utterance.id] for p in prepared}
 
     def encoded(self, utterances: Sequence[Utterance]) -> dict[str, Tensor]:
@@ -101,8 +137,13 @@ class InferenceRank:
         self._encoded.update({key: value.to(self.device) for key, value in outputs.items()})
 
     def forget(self) -> None:
-        """Drop the kept encoder outputs."""
+        """Drop the encoder outputs kept in memory."""
         self._encoded.clear()
+        self._keys.clear()
+
+    def take_cache_counts(self) -> dict[str, int]:
+        """Lookups in the feature cache since the last call: hits, misses and corrupt entries; empty without one."""
+        return asdict(self.feature_cache.take_counts()) if self.feature_cache is not None else {}
 
     # --- sampling ---------------------------------------------------------------------------------------------------
 

@@ -211,8 +211,8 @@ class PolicyRank(InferenceRank):
         config = self.config
         assert isinstance(config, SftConfig)
         self.engine.train()
+        audio = self._audio_of(utterances)  # first, so that the rows find encoder outputs at hand
         rows = self._label_rows(utterances)
-        audio = self._audio_of(utterances)
         by_id = {utterance.id: utterance for utterance in utterances}
         packing = replace(self.packing(config.train), shared_prefix=False, one_sequence=False)  # one answer a prompt
         meter, count = Meter(), Meter()
