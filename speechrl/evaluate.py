@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from speechrl.config import EvalConfig, named_paths
+from speechrl.data.languages import language_code
+from speechrl.data.normalise import TextRules
+from speechrl.data.text_rules import read_rules
 from speechrl.evaluation.alignment import write_alignment
 from speechrl.evaluation.groups import parts_of, read_sets
 from speechrl.evaluation.hypotheses import write_hypotheses
@@ -58,13 +61,15 @@ def decode(
         engine.forget()
     decode_s = time.monotonic() - started
     scores: Sequence[Scores | None] = reward.score(groups) if reward is not None else [None] * len(groups)
-    return DecodedSet([_decoded(group, score) for group, score in zip(groups, scores, strict=True)], decode_s)
+    book = read_rules(options.text_rules, "--eval.text_rules")
+    return DecodedSet([_decoded(group, score, book) for group, score in zip(groups, scores, strict=True)], decode_s)
 
 
-def _decoded(group: Group, scores: Scores | None) -> Samples:
+def _decoded(group: Group, scores: Scores | None, book: Mapping[str, TextRules]) -> Samples:
+    rules = book.get(language_code(group.utterance.language or ""))
     rewards = scores.rewards if scores is not None else (None,) * len(group.rollouts)
     return tuple(
-        Decoded(group.utterance, rollout.text, rollout.language, rollout.finish_reason, reward, rollout.raw_text)
+        Decoded(group.utterance, rollout.text, rollout.language, rollout.finish_reason, reward, rollout.raw_text, rules)
         for rollout, reward in zip(group.rollouts, rewards, strict=True)
     )
 

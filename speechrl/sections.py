@@ -311,6 +311,8 @@ class Decoding(Section):
     """Beams of a beam search (native only); 1 is none."""
     group_by: tuple[str, ...] = ()
     """Also break metrics down by language, duration or any metadata key of the manifests, such as source."""
+    text_rules: tuple[str, ...] = ()
+    """How texts are compared beyond the defaults, LANGUAGE.OPTION=VALUE (docs/normalisation.md): zh.numbers=words."""
 
 
 class Eval(Decoding):
@@ -331,6 +333,8 @@ class Evaluation(Decoding):
     """What decodes: native is the model's own forward pass, vllm an engine that gets its weights from the ranks."""
     group_by: tuple[str, ...] = ("language", "duration")
     """Also break metrics down by language, duration or any metadata key of the manifests, such as source."""
+    text_rules: tuple[str, ...] = ()
+    """How texts are compared beyond the defaults, LANGUAGE.OPTION=VALUE (docs/normalisation.md): zh.numbers=words."""
 
 
 class Ckpt(Section):

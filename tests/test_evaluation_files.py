@@ -11,12 +11,15 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from speechrl.config import CompareConfig
+from speechrl.data.text_rules import read_rules
 from speechrl.evaluation.alignment import WIDTH, lines_of, write_alignment
 from speechrl.evaluation.compare import compare, find_files
 from speechrl.evaluation.hypotheses import read_hypotheses, write_hypotheses
 from speechrl.evaluation.metrics import Decoded, Samples
 from speechrl.evaluation.report import print_comparison, print_summary
 from speechrl.types import Utterance
+
+RULES = read_rules(["Chinese.numbers=words", "zh.han=simplified"], "--eval.text_rules")
 
 GROUPS: list[Samples] = [
     (
@@ -60,6 +63,14 @@ def test_hypotheses_are_read_back_equal(tmp_path: Path) -> None:
     assert [line["id"] for line in lines] == ["u1", "u1", "u2", "u2"]
     assert (lines[0]["reference"], lines[0]["text"]) == ("turn on the light", "turn on a light")
     assert "打开电灯" in (tmp_path / "h.jsonl").read_text("utf-8")  # readable, not escaped
+
+
+def test_text_rules_reach_the_counts_and_are_remembered(tmp_path: Path) -> None:
+    utterance = Utterance("a", "我有两个苹果", language="zh")
+    plain, spoken = (Decoded(utterance, "我有2个蘋果", text_rules=rules) for rules in (None, RULES["zh"]))
+    assert (plain.chars.errors, spoken.chars.errors) == (2, 0)  # 2 for 两, 蘋 for 苹
+    write_hypotheses(tmp_path / "h.jsonl", [(spoken,)])
+    assert read_hypotheses(tmp_path / "h.jsonl")[0][0].chars.errors == 0
 
 
 def test_a_file_of_ids_texts_and_references_is_enough(tmp_path: Path) -> None:

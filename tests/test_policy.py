@@ -49,6 +49,7 @@ ALLOWED = {
     ("config", "s*"): "a command takes the sections that it reads, and is parsed by settings",
     ("reward.*", "data.normalise"): "an error rate is defined on normalised text",
     ("reward.*", "data.languages"): "and a language goes by many names",
+    ("reward.*", "data.text_rules"): "and may have rules of its own",
     ("training.batch", "models.families"): "a batch holds what a family's feature extractor makes",
     ("training.*", "rollout.*"): "a rank samples with the weights that it trains",
     ("*", "ports"): "where processes meet",

@@ -186,8 +186,14 @@ def test_every_metric_takes_an_empty_sample():
         assert value is None or (value == 0 if metric.less_is_better else value == 1), name
 
 
+def test_text_rules_by_language(tmp_path: Path):
+    text = "parts: {cer: {metric: cer, shape: one_minus, weight: 1}}\nrules: {zh: {numbers: words, han: simplified}}"
+    answer = load(tmp_path, text).score(request(("我有2个蘋果", "我有两个苹果"), ("2", "two"), languages=["zh", "en"]))
+    assert answer.rewards == [1.0, 0.0]
+
+
 def test_fields_of_a_sample_are_arguments_of_a_reward_func():
-    assert list(FIELDS) == list(Sample.__dataclass_fields__)
+    assert list(FIELDS) == [name for name in Sample.__dataclass_fields__ if name != "rules"]
 
 
 BAD = [
@@ -209,7 +215,7 @@ BAD = [
         "parts:\n  x: {metric: fluency, weight: 1,\n    wieght: 1}",
         "r.yaml:3: parts.x.wieght: unknown key; allowed: metric, weight, shape, gate, args, shape_args",
     ),
-    ("parts: {x: {metric: fluency, weight: 1}}\nlogs: 1", "r.yaml:2: logs: unknown key; allowed: parts"),
+    ("parts: {x: {metric: fluency, weight: 1}}\nlogs: 1", "r.yaml:2: logs: unknown key; allowed: parts, rules"),
     (
         "parts:\n  x: {metric: cerr, weight: 1}",
         "r.yaml:2: parts.x.metric: there is no 'cerr' (allowed: cer, wer, mer, keyword_f1, ",
@@ -255,6 +261,10 @@ BAD = [
         "parts.x.gate.below: unknown key; allowed: on, at_least",
     ),
     ("parts: {x: {metric: fluency, weight: 0}}", "parts: all weights are 0"),
+    (
+        "parts: {x: {metric: fluency, weight: 1}}\nrules:\n  zh:\n    numbers: spelled",
+        "r.yaml:4: rules.zh.numbers: rules zh.numbers=spelled: ",
+    ),
 ]
 
 

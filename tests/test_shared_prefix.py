@@ -9,15 +9,16 @@ import torch
 from torch.nn.attention.flex_attention import create_mask
 from transformers import Qwen2Config, Qwen3Config
 
-from speechrl.data.manifest import write_manifest
+from speechrl.data.manifest import read_manifest, write_manifest
 from speechrl.models import logprobs
 from speechrl.models.attention import block_mask, dense_mask
 from speechrl.models.families import FAMILIES, why_not_shared_prefix
 from speechrl.models.logprobs import ChosenLogprobs, Softmax
-from speechrl.sections import Algo, Kl
+from speechrl.rollout.engine import Sampling
+from speechrl.sections import Algo, Kl, Train
 from speechrl.training.batch import PADDING, Packing, Row, collate, micro_batches
 
-from .test_update import assert_equal, make_config, sampled, updated
+from .test_update import assert_equal, make_config, policy_rank, sampled, updated
 
 ROWS = [Row("a", (1, 2), (3,)), Row("b", (9,), (8, 7)), Row("a", (1, 2), (4, 5))]
 
@@ -139,6 +140,22 @@ def test_a_group_costs_its_prompt_once_and_its_responses(qwen3_asr: str, noise_m
     )
     assert metrics["train/sequence_tokens"] == expected
     assert metrics["train/padding_share"] == 0  # one group a micro-batch
+
+
+@pytest.mark.parametrize("family", ["qwen3_asr", "qwen2_audio"])
+def test_a_module_that_trains_with_flex_samples_as_before(
+    family: str, noise_manifest: str, request: pytest.FixtureRequest
+) -> None:
+    """Sampling and plain rows have no BlockMask: they go to scaled_dot_product_attention as ever."""
+    rank = policy_rank(make_config(request.getfixturevalue(family), noise_manifest))
+    utterances, sampling = read_manifest(noise_manifest)[:5:2], Sampling(num_samples=3, max_new_tokens=8, seed=1)
+    before = rank.generate(utterances, sampling)
+    rank.module.use_flex_attention()
+    assert rank.generate(utterances, sampling) == before
+    plain = Train(shared_prefix=False)
+    assert rank.logprobs(before, 1.0, plain) == [
+        [pytest.approx(rollout.logprobs, abs=1e-5) for rollout in group.rollouts] for group in before
+    ]
 
 
 def test_models_that_attend_otherwise_repeat_the_prompt() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from speechrl.data.languages import LANGUAGES, name_of
 from speechrl.data.normalise import OPTIONS, TextRules, normalise
+from speechrl.data.text_rules import read_rules, rules_of
 from speechrl.reward.alignment import align, alignment_lines
 from speechrl.reward.metrics import cer, error_counts, mer, wer
 
@@ -218,3 +219,27 @@ def test_the_counts_of_units_are_true():
 def test_the_alignment_is_true():
     lines = alignment_lines(align("我用安卓手", "我用 iPhone 手", measure="mer"))
     assert "\n".join(f"    {line}" for line in lines) in DOCS
+
+
+def test_a_book_of_rules():
+    book = read_rules(["zh.numbers=words", "English.spelling=american", "zh.han=simplified"], "--eval.text_rules")
+    assert book == {
+        "zh": TextRules("zh", numbers="words", han="simplified"),
+        "en": TextRules("en", spelling="american"),
+    }
+    assert rules_of("Chinese", book) == book["zh"] and rules_of("fr", book) == "fr" and rules_of(None, book) is None
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("numbers=words", r"--eval\.text_rules numbers=words: give LANGUAGE\.OPTION=VALUE"),
+        ("zh.numbers=", "give LANGUAGE"),
+        ("zh.figures=words", "--eval.text_rules zh.figures=words: .*figures"),
+        ("ko.numbers=words", "not there for language 'ko', but for"),
+        ("zh.han=both", "is none of 'keep', 'simplified', 'traditional'"),
+    ],
+)
+def test_a_rule_that_means_nothing_is_refused(entry: str, message: str):
+    with pytest.raises(ValueError, match=message):
+        read_rules([entry], "--eval.text_rules")

@@ -26,7 +26,7 @@ def lines_of(item: Decoded) -> list[str]:
         facts.append(utterance.language)
     if utterance.duration_s is not None:
         facts.append(f"{utterance.duration_s:.2f} s")
-    alignment = align(item.text, utterance.text, utterance.language, "mer")
+    alignment = align(item.text, utterance.text, item.rules, "mer")
     return [f"{utterance.id}  {', '.join(facts)}", *(f"  {line}" for line in alignment_lines(alignment, WIDTH))]
 
 

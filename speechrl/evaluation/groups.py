@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from speechrl.config import named_paths
 from speechrl.data.mix import read_checked
+from speechrl.data.text_rules import read_rules
 from speechrl.evaluation.metrics import Samples
 from speechrl.sections import Decoding, Selection
 from speechrl.types import Utterance
@@ -55,7 +56,10 @@ def _order(value: str) -> tuple[bool, float, str]:
 
 
 def read_sets(options: Decoding, data: Selection) -> dict[str, list[Utterance]]:
-    """The checked utterances of every --eval.dataset. Raises ValueError for a --eval.group_by that no utterance has."""
+    """The checked utterances of every --eval.dataset. Raises ValueError for a --eval.group_by that no utterance has and
+    for --eval.text_rules that mean nothing.
+    """
+    read_rules(options.text_rules, "--eval.text_rules")
     sets = {name: read_checked(path, data) for name, path in named_paths(options.dataset, "--eval.dataset").items()}
     if sets:
         _check_keys(options.group_by, [utterance for utterances in sets.values() for utterance in utterances])

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from speechrl.data.normalise import TextRules
 from speechrl.evaluation.metrics import Decoded, Samples
 from speechrl.types import FinishReason, Utterance
 
@@ -15,8 +16,8 @@ from speechrl.types import FinishReason, Utterance
 class Line(BaseModel):
     """A line of the file. `id`, `text` (what was said) and `reference` are required; other keys are left alone.
 
-    language: of the utterance; said_language: what the model said it heard; raw_text: with the model's tags. All else
-    as in a manifest.
+    language: of the utterance; said_language: what the model said it heard; raw_text: with the model's tags;
+    text_rules: where not the defaults of the language compared the texts. All else as in a manifest.
     """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
@@ -32,6 +33,7 @@ class Line(BaseModel):
     duration_s: float | None = None
     metadata: dict[str, Any] = {}
     raw_text: str | None = None
+    text_rules: TextRules | None = None
 
 
 def write_hypotheses(path: Path, groups: Sequence[Samples]) -> None:
@@ -56,6 +58,7 @@ def _line(item: Decoded) -> Line:
         duration_s=utterance.duration_s,
         metadata=dict(utterance.metadata),
         raw_text=item.raw_text,
+        text_rules=item.text_rules,
     )
 
 
@@ -100,4 +103,6 @@ def _decoded(line: Line, where: str) -> Decoded:
         metadata=line.metadata,
         where=where,
     )
-    return Decoded(utterance, line.text, line.said_language, line.finish_reason, line.reward, line.raw_text)
+    return Decoded(
+        utterance, line.text, line.said_language, line.finish_reason, line.reward, line.raw_text, line.text_rules
+    )

@@ -13,6 +13,7 @@ from math import fsum
 
 import numpy as np
 
+from speechrl.data.normalise import Rules, TextRules
 from speechrl.reward.hallucination import insertion_runs
 from speechrl.reward.keywords import bias_counts, keyword_counts
 from speechrl.reward.metrics import ErrorCounts, char_counts, mixed_counts, word_counts
@@ -29,7 +30,8 @@ class Decoded:
     """One transcript of an utterance.
 
     language: what the model said it heard. finish_reason, raw_text (the text with the model's tags): None where the
-    file that it was read from says nothing. reward: None where none was asked for, or it abstained.
+    file that it was read from says nothing. reward: None where none was asked for, or it abstained. text_rules: how
+    the texts are compared; None for the defaults of the utterance's language.
     """
 
     utterance: Utterance
@@ -38,18 +40,23 @@ class Decoded:
     finish_reason: FinishReason | None = None
     reward: float | None = None
     raw_text: str | None = None
+    text_rules: TextRules | None = None
+
+    @property
+    def rules(self) -> Rules:
+        return self.text_rules or self.utterance.language
 
     @cached_property
     def chars(self) -> ErrorCounts:
-        return char_counts(self.text, self.utterance.text, self.utterance.language)
+        return char_counts(self.text, self.utterance.text, self.rules)
 
     @cached_property
     def words(self) -> ErrorCounts:
-        return word_counts(self.text, self.utterance.text, self.utterance.language)
+        return word_counts(self.text, self.utterance.text, self.rules)
 
     @cached_property
     def mixed(self) -> ErrorCounts:
-        return mixed_counts(self.text, self.utterance.text, self.utterance.language)
+        return mixed_counts(self.text, self.utterance.text, self.rules)
 
 
 Samples = tuple[Decoded, ...]  # of one utterance, at least one
@@ -63,7 +70,7 @@ def _over_reference(number: int, counts: ErrorCounts) -> Pair:
 
 def _keyword_f1(item: Decoded) -> Pair:
     utterance = item.utterance
-    counts = keyword_counts(item.text, utterance.keywords, utterance.text, utterance.language)
+    counts = keyword_counts(item.text, utterance.keywords, utterance.text, item.rules)
     return 2 * counts.hits, 2 * counts.hits + counts.misses + counts.false_insertions
 
 
@@ -72,7 +79,7 @@ def _word_errors(item: Decoded, listed: bool) -> Pair:
     utterance = item.utterance
     if not utterance.keywords:
         return NOT_COUNTED
-    counts = bias_counts(item.text, utterance.keywords, utterance.text, utterance.language)
+    counts = bias_counts(item.text, utterance.keywords, utterance.text, item.rules)
     side = counts.listed if listed else counts.unlisted
     return _over_reference(side.errors, side)
 
@@ -91,7 +98,7 @@ def _insertion_heavy(item: Decoded) -> Pair:
 
 
 def _ungrounded(item: Decoded) -> Pair:
-    runs = insertion_runs(item.text, item.utterance.text, item.utterance.language)
+    runs = insertion_runs(item.text, item.utterance.text, item.rules)
     return runs.in_runs(RUN_WORDS), runs.hyp_length
 
 

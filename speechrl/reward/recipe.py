@@ -19,6 +19,8 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, ValidationError
 
+from speechrl.data.normalise import TextRules
+from speechrl.data.text_rules import read_rules
 from speechrl.reward.compose import SHAPES, Column, gate, weighted_sum
 from speechrl.reward.table import METRICS, Sample, samples_of
 from speechrl.settings import Section, read_yaml
@@ -56,6 +58,19 @@ class Recipe(Section):
     """The whole file."""
 
     parts: Annotated[dict[str, Part], Field(min_length=1)]
+    rules: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """How texts are compared: language -> options of `speechrl.data.normalise.TextRules`."""
+
+    def book(self) -> dict[str, TextRules]:
+        """The rules by language code. Raises RecipeError."""
+        found: dict[str, TextRules] = {}
+        for language, options in self.rules.items():
+            for option, value in options.items():
+                try:
+                    found |= read_rules([f"{language}.{option}={value}"], "rules", found)
+                except ValueError as error:
+                    raise RecipeError(("rules", language, option), str(error)) from None
+        return found
 
 
 def read_recipe(path: str | Path) -> Callable[..., dict[str, Any]]:
@@ -89,11 +104,12 @@ class RecipeError(ValueError):
 
 def _reward_func(recipe: Recipe) -> Callable[..., dict[str, Any]]:
     weights = {name: part.weight for name, part in recipe.parts.items()}
+    book = recipe.book()
 
     def reward_func(
         queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], **columns: Sequence[Any]
     ) -> dict[str, Any]:
-        samples = samples_of({**columns, "labels": labels})
+        samples = samples_of({**columns, "labels": labels}, book)
         measured = {name: _measure(name, part, samples) for name, part in recipe.parts.items()}
         shaped = {name: _shape(name, part, measured[name]) for name, part in recipe.parts.items()}
         parts = {
@@ -125,6 +141,7 @@ def _shape(name: str, part: Part, values: Column) -> Column:
 
 def _check(recipe: Recipe) -> None:
     """Raises RecipeError at the first value that means nothing."""
+    recipe.book()
     for name, part in recipe.parts.items():
         place: Place = ("parts", name)
         _one_of(part.metric, METRICS, (*place, "metric"))

@@ -7,9 +7,11 @@ type of the default; an option without a default must be given, and is a list of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from speechrl.data.normalise import Rules, TextRules
+from speechrl.data.text_rules import rules_of
 from speechrl.reward.entities import entities_of, number_accuracy
 from speechrl.reward.fluency import compression_ratio, fluency, repetition_rate
 from speechrl.reward.formats import clean, language_tag
@@ -25,12 +27,13 @@ from speechrl.types import FinishReason
 class Sample:
     """One completion and what is known of its utterance.
 
-    hyp: the transcript; ref: the reference; raw_response: the completion with its tags.
+    hyp: the transcript; ref: the reference; rules: how they are compared; raw_response: the completion with its tags.
     """
 
     hyp: str
     ref: str
     language: str | None = None
+    rules: Rules = None
     keywords: Sequence[str] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     audio_path: str | None = None
@@ -64,18 +67,19 @@ class Metric:
     less_is_better: bool = False
 
 
-def samples_of(columns: Mapping[str, Sequence[Any]]) -> list[Sample]:
-    """The samples of a reward_func's arguments, by name; they are equally long."""
+def samples_of(columns: Mapping[str, Sequence[Any]], book: Mapping[str, TextRules]) -> list[Sample]:
+    """The samples of a reward_func's arguments, by name; they are equally long. book: the text rules by language."""
     names = list(FIELDS)
     rows = zip(*(columns[FIELDS[name]] for name in names), strict=True)
-    return [Sample(**dict(zip(names, row, strict=True))) for row in rows]
+    samples = [Sample(**dict(zip(names, row, strict=True))) for row in rows]
+    return [replace(sample, rules=rules_of(sample.language, book)) for sample in samples]
 
 
 def _b_wer(sample: Sample) -> float | None:
     """None without a list, which depends on the utterance alone, so a whole group abstains or none of it."""
     if not sample.keywords:
         return None
-    return bias_counts(sample.hyp, sample.keywords, sample.ref, sample.language).b_wer
+    return bias_counts(sample.hyp, sample.keywords, sample.ref, sample.rules).b_wer
 
 
 def _language_match(
@@ -85,7 +89,7 @@ def _language_match(
 
 
 def _repetition_rate(sample: Sample, *, n: int = 4) -> float:
-    return repetition_rate(sample.hyp, n, sample.language)
+    return repetition_rate(sample.hyp, n, sample.rules)
 
 
 def _compression_ratio(sample: Sample, *, above: float = 2.4) -> float:
@@ -94,36 +98,34 @@ def _compression_ratio(sample: Sample, *, above: float = 2.4) -> float:
 
 
 def _complete_ending(sample: Sample, *, tolerance: float = 0.2) -> float:
-    return complete_ending(sample.hyp, sample.ref, sample.finish_reason, sample.language, tolerance)
+    return complete_ending(sample.hyp, sample.ref, sample.finish_reason, sample.rules, tolerance)
 
 
 def _speaking_rate(sample: Sample, *, pauses: bool = True) -> float | None:
-    return speaking_rate(sample.hyp, sample.duration_s, sample.language, pauses)
+    return speaking_rate(sample.hyp, sample.duration_s, sample.rules, pauses)
 
 
 def _silence_score(sample: Sample, *, half_units: float = 5.0) -> float | None:
-    return silence_score(sample.hyp, sample.ref, half_units, sample.language)
+    return silence_score(sample.hyp, sample.ref, half_units, sample.rules)
 
 
 def _grounded_share(sample: Sample, *, at_least: int = 3) -> float:
-    return grounded_share(sample.hyp, sample.ref, at_least, sample.language)
+    return grounded_share(sample.hyp, sample.ref, at_least, sample.rules)
 
 
 METRICS: dict[str, Metric] = {
-    "cer": Metric(lambda sample: cer(sample.hyp, sample.ref, sample.language), less_is_better=True),
-    "wer": Metric(lambda sample: wer(sample.hyp, sample.ref, sample.language), less_is_better=True),
-    "mer": Metric(lambda sample: mer(sample.hyp, sample.ref, sample.language), less_is_better=True),
-    "keyword_f1": Metric(lambda sample: keyword_f1(sample.hyp, sample.keywords, sample.ref, sample.language)),
-    "entity_f1": Metric(
-        lambda sample: keyword_f1(sample.hyp, entities_of(sample.metadata), sample.ref, sample.language)
-    ),
+    "cer": Metric(lambda sample: cer(sample.hyp, sample.ref, sample.rules), less_is_better=True),
+    "wer": Metric(lambda sample: wer(sample.hyp, sample.ref, sample.rules), less_is_better=True),
+    "mer": Metric(lambda sample: mer(sample.hyp, sample.ref, sample.rules), less_is_better=True),
+    "keyword_f1": Metric(lambda sample: keyword_f1(sample.hyp, sample.keywords, sample.ref, sample.rules)),
+    "entity_f1": Metric(lambda sample: keyword_f1(sample.hyp, entities_of(sample.metadata), sample.ref, sample.rules)),
     "b_wer": Metric(_b_wer, less_is_better=True),
     "language_consistency": Metric(lambda sample: language_consistency(sample.hyp, sample.ref)),
     "language_match": Metric(_language_match),
     "fluency": Metric(lambda sample: fluency(sample.hyp)),
     "repetition_rate": Metric(_repetition_rate, less_is_better=True),
     "compression_ratio": Metric(_compression_ratio, less_is_better=True),
-    "length_agreement": Metric(lambda sample: length_agreement(sample.hyp, sample.ref, sample.language)),
+    "length_agreement": Metric(lambda sample: length_agreement(sample.hyp, sample.ref, sample.rules)),
     "complete_ending": Metric(_complete_ending),
     "speaking_rate": Metric(_speaking_rate),
     "silence_score": Metric(_silence_score),
