@@ -38,8 +38,11 @@ def export(config: options.ExportConfig) -> Path:
     if not (folder / "state.json").exists() or not (run / "config.yaml").exists():
         raise ValueError(f"--checkpoint {config.checkpoint}: no checkpoint there (expected RUN/checkpoints/step_N)")
     saved = options.load_saved(str(run / "config.yaml"))
-    # nothing is encoded here, and the cache may lie on another machine
-    saved = saved.model_copy(update={"data": saved.data.model_copy(update={"feature_cache": ""})})
+    # nothing is encoded or trained here, and the machine may be another
+    plain = {"data": {"feature_cache": ""}, "actor": {"use_liger_kernel": False}, "train": {"packed_attention": "auto"}}
+    saved = saved.model_copy(
+        update={name: getattr(saved, name).model_copy(update=change) for name, change in plain.items()}
+    )
     units = None
     if isinstance(saved, options.SftConfig) and saved.sft.ctc_weight:
         units = ctc_units(read_sources(saved.data))  # the head is in the checkpoint, though not in the export

@@ -374,6 +374,12 @@ def _check_sft(config: SftConfig) -> None:
         raise ValueError(f"--sft.ctc_warmup_steps {config.sft.ctc_warmup_steps} needs --sft.ctc_weight above 0")
     if config.train.colocate_all:
         raise ValueError("--train.colocate_all is for speechrl train: supervised fine-tuning has no engines")
+    for flag, given in (
+        ("--tracking.profile_steps", config.tracking.profile_steps),
+        ("--train.no_shared_prefix", not config.train.shared_prefix),
+    ):
+        if given:
+            raise ValueError(f"{flag} is for speechrl train")
     if config.train.max_epochs != 1:
         raise ValueError("--train.max_epochs is for speechrl train; passes over the data are --train.num_episodes")
     if config.train.batch_size and config.train.batch_size < config.actor.num_ranks:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import closing, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,6 @@ from speechrl.types import Group, Scores, Utterance
 CHUNK = 1024  # utterances whose features are in memory at once
 
 
-@dataclass(frozen=True)
-class DecodedSet:
-    """The transcripts of a set, in its order, and the seconds that decoding took (encoder included, reward not)."""
-
-    groups: list[Samples]
-    decode_s: float
-
-
 def sampling_of(options: Decoding, seed: int) -> Sampling:
     """How evaluation decodes."""
     return Sampling(
@@ -51,18 +44,22 @@ def sampling_of(options: Decoding, seed: int) -> Sampling:
 
 
 def decode(
-    engine: RolloutEngine, utterances: Sequence[Utterance], options: Decoding, reward: RewardClient | None, seed: int
-) -> DecodedSet:
-    """Transcribe every utterance."""
+    engine: RolloutEngine, utterances: Sequence[Utterance], options: Decoding, seed: int
+) -> tuple[list[Group], float]:
+    """(transcripts of every utterance, seconds)."""
     groups: list[Group] = []
     started = time.monotonic()
     for start in range(0, len(utterances), CHUNK):
         groups += engine.generate(utterances[start : start + CHUNK], sampling_of(options, seed))
         engine.forget()
-    decode_s = time.monotonic() - started
-    scores: Sequence[Scores | None] = reward.score(groups) if reward is not None else [None] * len(groups)
+    return groups, time.monotonic() - started
+
+
+def samples_of(groups: Sequence[Group], options: Decoding, reward: RewardClient | None) -> list[Samples]:
+    """The transcripts with their rewards, if there is one."""
     book = read_rules(options.text_rules, "--eval.text_rules")
-    return DecodedSet([_decoded(group, score, book) for group, score in zip(groups, scores, strict=True)], decode_s)
+    scores: Sequence[Scores | None] = reward.score(groups) if reward is not None else [None] * len(groups)
+    return [_decoded(group, score, book) for group, score in zip(groups, scores, strict=True)]
 
 
 def _decoded(group: Group, scores: Scores | None, book: Mapping[str, TextRules]) -> Samples:
@@ -88,7 +85,7 @@ def evaluate_sets(
     metrics: dict[str, float] = {}
     engine.sync()
     for name, utterances in sets.items():
-        groups = decode(engine, utterances, options, reward, seed).groups
+        groups = samples_of(decode(engine, utterances, options, seed)[0], options, reward)
         parts = {f"{key}={value}/": part for key in options.group_by for value, part in parts_of(groups, key).items()}
         for place, part in {"": groups, **parts}.items():
             metrics |= {f"eval/{name}/{place}{metric}": value for metric, value in rates(part).items()}
@@ -120,37 +117,54 @@ def evaluate_models(config: EvalConfig) -> dict:
         "seed": config.seed,
         "models": {model: {"path": path, "sets": {}} for model, path in models.items()},
     }
-    with cluster(config.ray, config.actor.num_ranks, config.vllm.num_engines * (config.eval.engine == "vllm")):
+    num_engines = config.vllm.num_engines * (config.eval.engine == "vllm")
+    with closing(reward) if reward else nullcontext(), cluster(config.ray, config.actor.num_ranks, num_engines):
         for model, path in models.items():
             with evaluation_engine(config, path) as engine:
                 engine.sync()
                 for name, utterances in sets.items():
-                    found = decode(engine, utterances, config.eval, reward, config.seed)
-                    folder = out / model / name
-                    folder.mkdir(parents=True, exist_ok=True)
-                    write_hypotheses(folder / "hypotheses.jsonl", found.groups)
-                    write_alignment(folder / "alignment.txt", found.groups)
-                    ranks: Any = getattr(engine, "policy", engine)  # those that feed vLLM engines, or decode themselves
-                    entry = summarise(found, config.eval.group_by, config.seed)
-                    summary["models"][model]["sets"][name] = entry | feature_cache_metrics(config.data, ranks)
-    (out / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    if reward is not None:
-        reward.close()
+                    entry = _evaluate_set(engine, utterances, out / model / name, config, reward)
+                    summary["models"][model]["sets"][name] = entry
+                    _write_json(out / "summary.json", summary)  # what is done stays, whatever comes next
     return summary
 
 
-def summarise(found: DecodedSet, group_by: Sequence[str], seed: int) -> dict:
+def _evaluate_set(
+    engine: RolloutEngine,
+    utterances: Sequence[Utterance],
+    folder: Path,
+    config: EvalConfig,
+    reward: RewardClient | None,
+) -> dict:
+    """Decode, write and summarise one set. The transcripts are on disk before a reward, which may fail, is asked."""
+    groups, decode_s = decode(engine, utterances, config.eval, config.seed)
+    samples = samples_of(groups, config.eval, None)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_hypotheses(folder / "hypotheses.jsonl", samples)
+    write_alignment(folder / "alignment.txt", samples)
+    if reward is not None:
+        samples = samples_of(groups, config.eval, reward)
+        write_hypotheses(folder / "hypotheses.jsonl", samples)
+    ranks: Any = getattr(engine, "policy", engine)  # those that feed vLLM engines, or decode themselves
+    entry = summarise(samples, decode_s, config.eval.group_by, config.seed)
+    return entry | feature_cache_metrics(config.data, ranks)
+
+
+def _write_json(path: Path, value: dict) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def summarise(groups: Sequence[Samples], decode_s: float, group_by: Sequence[str], seed: int) -> dict:
     """One set's entry in summary.json."""
-    audio_s = sum(samples[0].utterance.duration_s or 0.0 for samples in found.groups)
+    audio_s = sum(samples[0].utterance.duration_s or 0.0 for samples in groups)
     return {
-        **_figures(found.groups, seed),
+        **_figures(groups, seed),
         "audio_s": round(audio_s, 3),
-        "decode_s": round(found.decode_s, 3),
-        "real_time_factor": round(found.decode_s / audio_s, 6) if audio_s else None,
-        "counts": error_counts(found.groups),
+        "decode_s": round(decode_s, 3),
+        "real_time_factor": round(decode_s / audio_s, 6) if audio_s else None,
+        "counts": error_counts(groups),
         "breakdown": {
-            key: {value: _figures(part, seed) for value, part in parts_of(found.groups, key).items()}
-            for key in group_by
+            key: {value: _figures(part, seed) for value, part in parts_of(groups, key).items()} for key in group_by
         },
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from speechrl import stages
@@ -37,7 +37,7 @@ def train(config: TrainConfig) -> Path:
     print(try_reward(reward, builder, sources[0][0], config), flush=True)
     if config.rollout.top_p < 1 or config.rollout.top_k:
         print("warning: --rollout.top_p and top_k truncate: recorded log-probs are not the policy's own", flush=True)
-    with cluster(config.ray, config.actor.num_ranks, num_engines(config)):
+    with closing(reward), cluster(config.ray, config.actor.num_ranks, num_engines(config)):
         policy = start_policy(config)
         reference = start_reference(config, policy)
         engine = start_engine(config, policy)
@@ -79,7 +79,6 @@ def train(config: TrainConfig) -> Path:
             if config.tracking.sample_steps and (step % config.tracking.sample_steps == 0 or last):
                 stages.show_samples(config, step + 1, tracker, groups, scores, train_groups)
     tracker.close()
-    reward.close()
     return saver.last_export or run.path
 
 

@@ -306,7 +306,7 @@ class Decoding(Section):
     temperature: float = Field(default=0.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     n_samples: int = Field(default=1, ge=1)
-    """Samples per utterance: metrics are means over them, oracle_cer and oracle_wer take the best of them."""
+    """Samples per utterance: metrics are means over them, oracle_cer, oracle_wer and oracle_mer the best of them."""
     num_beams: int = Field(default=1, ge=1)
     """Beams of a beam search (native only); 1 is none."""
     group_by: tuple[str, ...] = ()

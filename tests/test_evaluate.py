@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from speechrl.config import METRICS as NAMES
+from speechrl.config import EvalConfig
 from speechrl.data.audio import write_wav
-from speechrl.evaluate import decode, evaluate_sets, summarise
+from speechrl.evaluate import _evaluate_set, decode, evaluate_sets, samples_of, summarise
 from speechrl.evaluation.groups import parts_of, read_sets, value_of
+from speechrl.evaluation.hypotheses import read_hypotheses
 from speechrl.evaluation.metrics import METRICS, ORACLES, Decoded, error_counts, pairs_of, rates, rates_with_intervals
-from speechrl.sections import Decoding, Runtime, Selection
+from speechrl.reward.plugin import RewardError
+from speechrl.sections import Decoding, Evaluation, Runtime, Selection
 from speechrl.training.inference import InferenceRank
 from speechrl.types import AudioRef, Utterance
 
@@ -201,7 +205,7 @@ def test_sets_with_equal_ids_do_not_share_audio(qwen3_asr: str, tmp_path: Path) 
     for name, utterances in sets.items():
         outputs.append(rank.encode(rank.prepare(utterances))["same"])
         rank.forget()
-        alone = rates(decode(rank, utterances, options, None, 0).groups)
+        alone = rates(samples_of(decode(rank, utterances, options, 0)[0], options, None))
         assert together[f"eval/{name}/cer"] == alone["cer"]
     assert not outputs[0].equal(outputs[1])
     assert rank.num_encoder_passes == 6  # 2 sets x (together, here, alone): nothing was reused across sets
@@ -217,7 +221,8 @@ def test_numbers_do_not_depend_on_the_batch(how: dict, talkative_model: str, noi
             dataset=(f"dev={noise_manifest}",), max_new_tokens=10, batch_size=size, group_by=("duration",), **how
         )
         sets = read_sets(options, Selection())
-        entry = summarise(decode(rank, sets["dev"], options, None, 3), options.group_by, 0)
+        groups, decode_s = decode(rank, sets["dev"], options, 3)
+        entry = summarise(samples_of(groups, options, None), decode_s, options.group_by, 0)
         found.append({key: entry[key] for key in ("utterances", "metrics", "counts", "breakdown")})
         metrics = evaluate_sets(rank, sets, options, seed=3)
         metrics.pop("time/eval_s")
@@ -233,11 +238,21 @@ def test_numbers_do_not_depend_on_the_batch(how: dict, talkative_model: str, noi
 
 def test_the_real_time_factor_is_over_the_measured_durations(qwen3_asr: str, noise_manifest: str) -> None:
     sets = read_sets(Decoding(dataset=(f"dev={noise_manifest}",)), Selection())
-    found = decode(rank_of(qwen3_asr), sets["dev"], Decoding(max_new_tokens=4), None, 0)
-    entry = summarise(found, (), 0)
+    options = Decoding(max_new_tokens=4)
+    groups, decode_s = decode(rank_of(qwen3_asr), sets["dev"], options, 0)
+    entry = summarise(samples_of(groups, options, None), decode_s, (), 0)
     assert entry["audio_s"] == pytest.approx(sum(0.4 + 0.15 * index for index in range(12)), abs=0.001)
     assert entry["decode_s"] > 0
-    assert entry["real_time_factor"] == pytest.approx(found.decode_s / entry["audio_s"], rel=1e-3)
+    assert entry["real_time_factor"] == pytest.approx(decode_s / entry["audio_s"], rel=1e-3)
+
+
+def test_a_reward_that_fails_leaves_the_transcripts(qwen3_asr: str, noise_manifest: str, tmp_path: Path) -> None:
+    config = EvalConfig(model=(qwen3_asr,), eval=Evaluation(dataset=(noise_manifest,), max_new_tokens=4))
+    utterances = read_sets(config.eval, config.data)["noise"]
+    reward = SimpleNamespace(score=lambda groups: (_ for _ in ()).throw(RewardError("no such server")))
+    with pytest.raises(RewardError, match="no such server"):
+        _evaluate_set(rank_of(qwen3_asr), utterances, tmp_path, config, reward)
+    assert len(read_hypotheses(tmp_path / "hypotheses.jsonl")) == 12
 
 
 def test_the_docs_explain_every_metric_and_file() -> None:

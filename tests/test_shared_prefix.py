@@ -158,6 +158,11 @@ def test_a_module_that_trains_with_flex_samples_as_before(
     ]
 
 
+def test_flex_attention_is_refused_on_the_cpu(qwen3_asr: str, noise_manifest: str) -> None:
+    with pytest.raises(ValueError, match=r"--train\.packed_attention flex needs CUDA"):
+        policy_rank(make_config(qwen3_asr, noise_manifest, packed_attention="flex"))
+
+
 def test_models_that_attend_otherwise_repeat_the_prompt() -> None:
     family = FAMILIES["causal_lm"]
     plain = Qwen3Config(attn_implementation="sdpa")

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2AudioForConditionalGeneration
 from transformers.models.qwen3_asr import Qwen3ASRForConditionalGeneration
-from transformers.models.qwen3_asr.processing_qwen3_asr import LANGUAGE_CODE_TO_NAME
 
+from speechrl.data.languages import LANGUAGES, language_code
 from speechrl.models.attention import SWITCHING
 from speechrl.types import Utterance
 
@@ -68,8 +68,10 @@ class Family:
 
 
 def language_name(language: str | None) -> str | None:
-    """The English name of a language given by name or ISO 639-1 code: "zh" -> "Chinese", "English" -> "English"."""
-    return LANGUAGE_CODE_TO_NAME.get(language, language) if language else None
+    """The English name of a language however a manifest names it: "zh-CN" -> "Chinese", "eng" -> "English". One that
+    we have no row for stays as it is.
+    """
+    return LANGUAGES.get(language_code(language), language) if language else None
 
 
 # --- Qwen3-ASR ------------------------------------------------------------------------------------------------------

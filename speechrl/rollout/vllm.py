@@ -142,7 +142,7 @@ class VllmEngine:
         self.weights_version = -1
         self.sampling = True  # whose turn it is
         self._timings: dict[str, float] = {}
-        self._logs: list[str] = []  # of the engines, asked for while they live
+        self._logs: list[str] = ray.get([server.log_path.remote() for server in servers])  # while they live
 
     def generate(self, utterances: Sequence[Utterance], sampling: Sampling) -> list[Group]:
         """One group per utterance, in their order. Raises RuntimeError when an engine has died or has old weights."""
@@ -204,8 +204,6 @@ class VllmEngine:
             return {}
         began = time.monotonic()
         first = self.weights_version < 0
-        if first:
-            self._logs = ray.get([server.log_path.remote() for server in self.servers])
         if first and self.transfer == "nccl":
             self._open_group()
         if not self.sampling:

@@ -74,6 +74,8 @@ class PolicyRank(InferenceRank):
         self.ctc_units = ctc_units or {}
         if isinstance(config, TrainConfig):
             disable_dropout(self.loaded.model)
+        if config.train.packed_attention == "flex" and device.type != "cuda":
+            raise ValueError("--train.packed_attention flex needs CUDA, the policy is on the CPU: take auto or sdpa")
         if config.actor.use_liger_kernel:
             if device.type != "cuda":
                 raise ValueError("--actor.use_liger_kernel needs CUDA, the policy is on the CPU: leave it out")
@@ -214,7 +216,8 @@ class PolicyRank(InferenceRank):
         audio = self._audio_of(utterances)  # first, so that the rows find encoder outputs at hand
         rows = self._label_rows(utterances)
         by_id = {utterance.id: utterance for utterance in utterances}
-        packing = replace(self.packing(config.train), shared_prefix=False, one_sequence=False)  # one answer a prompt
+        options = config.train
+        packing = Packing(options.micro_batch_size, options.max_tokens_per_micro_batch, shared_prefix=False)
         meter, count = Meter(), Meter()
         count.add(tokens=sum(len(row.response_ids) for row in rows))
         count.add(units=sum(len(self._units(utterance)) for utterance in utterances))

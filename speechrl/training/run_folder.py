@@ -43,9 +43,9 @@ class RunFolder:
     def claim(self) -> None:
         """Make the folder this run's: once everything that can be checked was checked, and the ranks have started."""
         if self._used and self.options.overwrite and not self.options.resume:
-            for name in ("checkpoints", "hf", "tensorboard"):
+            for name in ("checkpoints", "hf", "tensorboard", "profile"):
                 shutil.rmtree(self.path / name, ignore_errors=True)
-            for name in ("metrics.jsonl", "samples.jsonl", "summary.json"):
+            for name in ("metrics.jsonl", "samples.jsonl", "summary.json", "wandb_id"):
                 (self.path / name).unlink(missing_ok=True)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
