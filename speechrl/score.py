@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -73,7 +73,8 @@ def score(config: ScoreConfig) -> ScoreReport:
 
 
 def read_hypotheses(path: str, utterances: Sequence[Utterance], manifest: str) -> Hypotheses:
-    """Lines with `id` and `text` (and `raw_text`, `said_language`, `finish_reason` where they are known) as groups.
+    """Lines with `id` and `text` (and `raw_text`, `said_language`, `finish_reason`, `duration_s` where they are known)
+    as groups. A duration counts where the manifest has none.
 
     The lines of an id are one group, wherever they stand. Raises ManifestError (a ValueError) with file:line for an id
     that the manifest has not, or a line without text; also for a file without lines.
@@ -86,6 +87,9 @@ def read_hypotheses(path: str, utterances: Sequence[Utterance], manifest: str) -
         if id_ is None or str(id_) not in known:
             told = f"there is no id {str(id_)!r} in {manifest}" if id_ is not None else f"no `id` (keys: {sorted(row)})"
             raise ManifestError(f"{where}: {told}; each hypothesis names its utterance of the manifest")
+        duration_s = typed(row, "duration_s", (int, float), where)
+        if duration_s is not None and known[str(id_)].duration_s is None:
+            known[str(id_)] = replace(known[str(id_)], duration_s=float(duration_s))
         group = rollouts.setdefault(str(id_), [])
         lines.append((str(id_), len(group)))
         group.append(_rollout(row, where))

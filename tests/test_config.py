@@ -290,6 +290,8 @@ BAD_FLAGS = [
     ("eval", [*EVAL, "--eval.steps", "5"], "--eval.steps"),  # of training alone
     ("compare", ["a.jsonl"], "Missing from speechrl compare: B"),
     ("sft", [*SFT, "--sft.ctc_weight", "0.5"], "set --sft.ctc_weight 0 or leave encoder out of --actor.freeze"),
+    ("sft", [*SFT, "--tracking.profile_steps", "2"], "--tracking.profile_steps is for speechrl train"),
+    ("sft", [*SFT, "--train.no_shared_prefix"], "--train.no_shared_prefix is for speechrl train"),
     ("train", [*TRAIN, "--rollout.n_samples_per_prompt", "1"], "--rollout.n_samples_per_prompt 1: a group of one"),
     ("train", [*TRAIN, "--train.batch_size", "12"], "--train.batch_size 12: groups stay whole"),
     ("train", [*TRAIN, "--train.batch_size", "520"], "at most 512 (--rollout.batch_size 64 times 8)"),

@@ -90,13 +90,20 @@ def test_an_abstained_reward_has_no_advantage(tmp_path: Path):
 def test_what_a_line_says_reaches_the_reward(tmp_path: Path):
     """An evaluation's hypotheses have more keys; raw_text is what the queries hold."""
     reward = (
-        "def reward_func(queries, prompts, labels, responses):\n"
-        "    return [len(query) - len(said) for query, said in zip(queries, responses)]\n"
+        "def reward_func(queries, prompts, labels, responses, durations_s):\n"
+        "    return [len(query) - len(said) + s for query, said, s in zip(queries, responses, durations_s)]\n"
     )
-    row = {"id": "b", "text": "off", "raw_text": "<en>off", "finish_reason": "length", "char_errors": 0}
+    row = {
+        "id": "b",
+        "text": "off",
+        "raw_text": "<en>off",
+        "finish_reason": "length",
+        "duration_s": 2,
+        "char_errors": 0,
+    }
     options = config(tmp_path, [row], reward=reward)
     score(options)
-    assert lines(options.out)[0]["reward"] == 4.0
+    assert lines(options.out)[0]["reward"] == 6.0
 
 
 def test_the_summary_is_a_table(tmp_path: Path):
