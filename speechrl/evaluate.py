@@ -17,7 +17,7 @@ from speechrl.data.text_rules import read_rules
 from speechrl.evaluation.alignment import write_alignment
 from speechrl.evaluation.groups import parts_of, read_sets
 from speechrl.evaluation.hypotheses import write_hypotheses
-from speechrl.evaluation.metrics import Decoded, Samples, error_counts, rates, rates_with_intervals
+from speechrl.evaluation.metrics import Decoded, Samples, edit_totals, rates, rates_with_intervals
 from speechrl.launch import cluster, evaluation_engine
 from speechrl.models.feature_cache import check_feature_cache
 from speechrl.models.load import read_family
@@ -26,7 +26,7 @@ from speechrl.rollout.engine import RolloutEngine, Sampling
 from speechrl.rollout.vllm_api import require_vllm
 from speechrl.sections import Decoding
 from speechrl.training.group import feature_cache_metrics
-from speechrl.types import Group, Scores, Utterance
+from speechrl.types import Group, Prompt, Rollout, Scores, Utterance
 
 CHUNK = 1024  # utterances whose features are in memory at once
 
@@ -106,6 +106,7 @@ def evaluate_models(config: EvalConfig) -> dict:
     reward = RewardClient.from_options(config.reward) if config.reward.remote_url else None
     if reward is not None:
         reward.probe()
+        reward.trial([_reference(next(iter(sets.values()))[0])])  # a wrong path or token is told now
     models = named_paths(config.model, "--model")
     for path in models.values():
         _, family = read_family(path, config.actor.trust_remote_code)  # a wrong path is told before the ranks start
@@ -141,13 +142,19 @@ def _evaluate_set(
     samples = samples_of(groups, config.eval, None)
     folder.mkdir(parents=True, exist_ok=True)
     write_hypotheses(folder / "hypotheses.jsonl", samples)
-    write_alignment(folder / "alignment.txt", samples)
     if reward is not None:
         samples = samples_of(groups, config.eval, reward)
         write_hypotheses(folder / "hypotheses.jsonl", samples)
+    write_alignment(folder / "alignment.txt", samples)
     ranks: Any = getattr(engine, "policy", engine)  # those that feed vLLM engines, or decode themselves
     entry = summarise(samples, decode_s, config.eval.group_by, config.seed)
     return entry | feature_cache_metrics(config.data, ranks)
+
+
+def _reference(utterance: Utterance) -> Group:
+    """The reference as if the model had said it."""
+    said = Rollout((), (), "stop", 0, utterance.text, utterance.text, utterance.language)
+    return Group(Prompt(utterance, (), utterance.prompt or ""), (said,))
 
 
 def _write_json(path: Path, value: dict) -> None:
@@ -162,7 +169,7 @@ def summarise(groups: Sequence[Samples], decode_s: float, group_by: Sequence[str
         "audio_s": round(audio_s, 3),
         "decode_s": round(decode_s, 3),
         "real_time_factor": round(decode_s / audio_s, 6) if audio_s else None,
-        "counts": error_counts(groups),
+        "counts": edit_totals(groups),
         "breakdown": {
             key: {value: _figures(part, seed) for value, part in parts_of(groups, key).items()} for key in group_by
         },

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +16,8 @@ from speechrl.config import ScoreConfig
 from speechrl.data.manifest import ManifestError, read_manifest, read_rows, typed, write_manifest
 from speechrl.reward.client import RewardClient
 from speechrl.reward.summary import ColumnSummary, summarise
+from speechrl.tracking import wide_console
 from speechrl.types import FinishReason, Group, Prompt, Rollout, Scores, Utterance
-
-# long enough for names of parts where the output is a file
-LOG_FILE_COLUMNS = 140
 
 
 @dataclass(frozen=True)
@@ -141,7 +138,7 @@ def _line(
 
 def print_summary(report: ScoreReport, console: Console | None = None) -> None:
     """A row for the reward and one for each part; - where a number is not defined."""
-    console = console or Console(width=None if sys.stdout.isatty() else LOG_FILE_COLUMNS)
+    console = console or wide_console()
     console.print(Text(report.title), soft_wrap=True)  # as a title, the table's width would fold it
     table = Table()
     table.add_column("part", no_wrap=True)

@@ -246,7 +246,7 @@ class Train(Section):
     micro_batch_size: int = Field(default=16, ge=1)
     """Completions per forward pass on one rank (never less than a group); never changes the gradient."""
     max_tokens_per_micro_batch: int = Field(default=0, ge=0)
-    """Tokens per forward pass, padding included, instead of --train.micro_batch_size; 0 counts completions."""
+    """Tokens per forward pass, padding included, in place of --train.micro_batch_size; a longer group goes alone."""
     shared_prefix: bool = True
     """Compute the prompt of a group once for all its completions; the same gradient for a fraction of the tokens."""
     packed_attention: Literal["auto", "sdpa", "flex"] = "auto"

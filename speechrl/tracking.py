@@ -63,7 +63,7 @@ class Tracker:
         self.metrics_path = self.output_dir / "metrics.jsonl"
         self.samples_path = self.output_dir / "samples.jsonl"
         self.total_steps = total_steps
-        self._console = console or _console()
+        self._console = console or wide_console()
         self._clock = clock
         self._first: tuple[int, float] | None = None  # step and time of the first progress line
         self._run_config = dict(run_config or {})
@@ -173,7 +173,8 @@ class Tracker:
                 self._writer.add_text("config", f"```json\n{text}\n```", purge_step or 0)
 
 
-def _console() -> Console:
+def wide_console() -> Console:
+    """As wide as the terminal, or as tables of transcripts need where the output is a file."""
     console = Console()
     return console if console.is_terminal else Console(width=LOG_FILE_COLUMNS)
 

@@ -43,6 +43,7 @@ class Reward:
         return RewardAnswer(
             rewards,
             extra_logs={"groups": float(len(ids))},
+            log_counts={"groups": len(ids)},
             scores=None if self.scores is None else [score for name in ids for score in self.scores[name]],
         )
 

@@ -14,9 +14,9 @@ from speechrl.data.audio import write_wav
 from speechrl.evaluate import _evaluate_set, decode, evaluate_sets, samples_of, summarise
 from speechrl.evaluation.groups import parts_of, read_sets, value_of
 from speechrl.evaluation.hypotheses import read_hypotheses
-from speechrl.evaluation.metrics import METRICS, ORACLES, Decoded, error_counts, pairs_of, rates, rates_with_intervals
+from speechrl.evaluation.metrics import METRICS, ORACLES, Decoded, edit_totals, pairs_of, rates, rates_with_intervals
 from speechrl.reward.plugin import RewardError
-from speechrl.sections import Decoding, Evaluation, Runtime, Selection
+from speechrl.sections import Decoding, Eval, Evaluation, Runtime, Selection
 from speechrl.training.inference import InferenceRank
 from speechrl.types import AudioRef, Utterance
 
@@ -115,7 +115,7 @@ def test_several_samples_count_by_their_mean_and_the_oracle_by_their_best() -> N
     assert found["wer"] == pytest.approx((1 + 2 / 3) / 2) and found["oracle_wer"] == 1 / 2
     assert found["exact"] == pytest.approx(1 / 6)
     assert pairs_of(groups[0])["cer"] == (2.0, 4.0)  # a real length, so that runs with other sample numbers compare
-    assert error_counts(groups)["chars"] == {
+    assert edit_totals(groups)["chars"] == {
         "substitutions": 10, "deletions": 0, "insertions": 0, "hits": 8, "reference_length": 18,
     }  # fmt: skip
 
@@ -244,6 +244,20 @@ def test_the_real_time_factor_is_over_the_measured_durations(qwen3_asr: str, noi
     assert entry["audio_s"] == pytest.approx(sum(0.4 + 0.15 * index for index in range(12)), abs=0.001)
     assert entry["decode_s"] > 0
     assert entry["real_time_factor"] == pytest.approx(decode_s / entry["audio_s"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("best", "counts"),
+    [("cer", True), ("keyword_f1", True), ("hallucination_rate", False), ("language=English/cer", True),
+     ("language=Klingon/cer", False)],
+)  # fmt: skip
+def test_a_best_metric_that_nothing_counts_towards_is_told_first(best: str, counts: bool, noise_manifest: str) -> None:
+    options = Eval(dataset=(f"dev={noise_manifest}",), best_metric=f"eval/dev/{best}", group_by=("language",))
+    if counts:
+        assert len(read_sets(options, Selection())["dev"]) == 12
+    else:
+        with pytest.raises(ValueError, match=f"--eval.best_metric eval/dev/{best}: no utterance of dev counts"):
+            read_sets(options, Selection())
 
 
 def test_a_reward_that_fails_leaves_the_transcripts(qwen3_asr: str, noise_manifest: str, tmp_path: Path) -> None:

@@ -65,6 +65,11 @@ def test_hypotheses_are_read_back_equal(tmp_path: Path) -> None:
     assert "打开电灯" in (tmp_path / "h.jsonl").read_text("utf-8")  # readable, not escaped
 
 
+def test_ids_may_be_numbers_as_in_a_manifest(tmp_path: Path) -> None:
+    (tmp_path / "h.jsonl").write_bytes(b'\xef\xbb\xbf{"id": 7, "text": "x", "reference": "y"}\r\n')
+    assert read_hypotheses(tmp_path / "h.jsonl")[0][0].utterance.id == "7"
+
+
 def test_text_rules_reach_the_counts_and_are_remembered(tmp_path: Path) -> None:
     utterance = Utterance("a", "我有两个苹果", language="zh")
     plain, spoken = (Decoded(utterance, "我有2个蘋果", text_rules=rules) for rules in (None, RULES["zh"]))
@@ -87,8 +92,8 @@ def test_a_file_of_ids_texts_and_references_is_enough(tmp_path: Path) -> None:
             '{"id": "a", "text": 1, "reference": "y"}',
             "h.jsonl:2: no hypothesis: `text`: Input should be a valid string",
         ),
-        ("[1]", "h.jsonl:2: no hypothesis: Input should be an object"),
-        ("{", "h.jsonl:2: no hypothesis: Invalid JSON"),
+        ("[1]", "h.jsonl:2: a list, not an object"),
+        ("{", "h.jsonl:2: not JSON"),
         ('{"id": "a", "text": "x", "reference": "z"}', "h.jsonl:2: id 'a' had another reference at .*h.jsonl:1"),
     ],
 )

@@ -59,7 +59,10 @@ def test_openrlhf_file_with_tensors(tmp_path):
         "    return {'rewards': reward, 'scores': reward / 8, 'extra_logs': {'length': reward, 'one': 1}}\n",
     )
     assert plugin.score(REQUEST) == RewardAnswer(
-        rewards=[6.0, 7.0, 8.0], extra_logs={"length": 7.0, "one": 1.0}, scores=[0.75, 0.875, 1.0]
+        rewards=[6.0, 7.0, 8.0],
+        extra_logs={"length": 7.0, "one": 1.0},
+        scores=[0.75, 0.875, 1.0],
+        log_counts={"length": 3, "one": 1},
     )
 
 

@@ -11,7 +11,8 @@ from fastapi.responses import JSONResponse, Response
 
 from speechrl.config import reward_parts
 from speechrl.reward.client import RewardClient, merge_answers, split_groups
-from speechrl.reward.plugin import RewardAnswer, RewardError
+from speechrl.reward.plugin import RewardAnswer, RewardError, check_answer
+from speechrl.reward.server import reply
 from speechrl.reward.transport import rest_s
 from speechrl.sections import Reward
 from speechrl.types import Group, Prompt, Rollout, Scores, Utterance
@@ -162,6 +163,15 @@ def test_metadata_that_is_not_json():
 def test_groups_are_never_cut():
     sizes = [[len(group.rollouts) for group in batch] for batch in split_groups(make_groups(4, 4, 4, 9, 1, 8), 8)]
     assert sizes == [[4, 4], [4], [9], [1], [8]]
+
+
+def test_logs_are_means_over_the_values_that_there_were():
+    """One value of 1 beside 63 that abstain, and 64 zeros: 1/65, however the completions were cut into requests."""
+    one = check_answer({"rewards": [0] * 64, "extra_logs": {"wer": [1] + [None] * 63}}, ["a"] * 64, "r.py")
+    none = check_answer({"rewards": [0] * 64, "extra_logs": {"wer": [0] * 64}}, ["a"] * 64, "r.py")
+    assert merge_answers([one, none]).extra_logs == {"wer": pytest.approx(1 / 65)}
+    sent = [check_answer(reply(answer), ["a"] * 64, "http://x") for answer in (one, none)]  # over the wire
+    assert merge_answers(sent).extra_logs == {"wer": pytest.approx(1 / 65)}
 
 
 def test_merge_refuses_different_parts():

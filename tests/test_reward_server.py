@@ -125,11 +125,17 @@ def test_openrlhf_client(tmp_path):
 def test_every_field_of_an_answer_is_in_the_reply_and_in_the_schema():
     fields = {field.name for field in dataclasses.fields(RewardAnswer)}
     assert set(RewardReply.model_fields) == fields
-    full = reply(RewardAnswer([1.0, None], {"a": [None, 2.0]}, {"n": 3.0}, [0.0, 1.0], {"a": 2.0}))
+    full = reply(RewardAnswer([1.0, None], {"a": [None, 2.0]}, {"n": 3.0}, [0.0, 1.0], {"a": 2.0}, {"n": 1}))
     assert set(full) == fields
     assert json.loads(RewardReply(**full).model_dump_json()) == full
     assert full["extra_logs"] == {"n": [3.0, 3.0]}
-    assert reply(RewardAnswer([1.0])) == {"rewards": [1.0], "parts": {}, "extra_logs": {}, "weights": {}}
+    assert reply(RewardAnswer([1.0])) == {
+        "rewards": [1.0],
+        "parts": {},
+        "extra_logs": {},
+        "weights": {},
+        "log_counts": {},
+    }
 
 
 def test_bad_keys_are_named_and_the_schema_told(tmp_path):
@@ -147,7 +153,14 @@ def test_bad_keys_are_named_and_the_schema_told(tmp_path):
         assert httpx.get(f"{base}/health").json()["status"] == "ok"
         schema = httpx.get(f"{base}/schema").json()
         assert schema["request"]["required"] == ["query", "prompts", "labels"]
-        assert list(schema["answer"]["properties"]) == ["rewards", "scores", "extra_logs", "parts", "weights"]
+        assert list(schema["answer"]["properties"]) == [
+            "rewards",
+            "scores",
+            "extra_logs",
+            "parts",
+            "weights",
+            "log_counts",
+        ]
         assert metric(base, 'requests_total{status="422"}') == 4
         assert metric(base, "completions_total") == 0
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_mask
-from transformers import Qwen2Config, Qwen3Config
 
 from speechrl.data.manifest import read_manifest, write_manifest
 from speechrl.models import logprobs
-from speechrl.models.attention import block_mask, dense_mask
-from speechrl.models.families import FAMILIES, why_not_shared_prefix
+from speechrl.models.attention import block_mask, dense_mask, why_not_shared_prefix
+from speechrl.models.load import load_model
 from speechrl.models.logprobs import ChosenLogprobs, Softmax
 from speechrl.rollout.engine import Sampling
 from speechrl.sections import Algo, Kl, Train
@@ -20,6 +20,7 @@ from speechrl.training.batch import PADDING, Packing, Row, collate, micro_batche
 
 from .test_update import assert_equal, make_config, policy_rank, sampled, updated
 
+PLAIN = {"model_type": "x", "num_attention_heads": 4, "_attn_implementation": "sdpa"}
 ROWS = [Row("a", (1, 2), (3,)), Row("b", (9,), (8, 7)), Row("a", (1, 2), (4, 5))]
 
 
@@ -163,11 +164,17 @@ def test_flex_attention_is_refused_on_the_cpu(qwen3_asr: str, noise_manifest: st
         policy_rank(make_config(qwen3_asr, noise_manifest, packed_attention="flex"))
 
 
-def test_models_that_attend_otherwise_repeat_the_prompt() -> None:
-    family = FAMILIES["causal_lm"]
-    plain = Qwen3Config(attn_implementation="sdpa")
-    assert why_not_shared_prefix(plain, family) == ""
-    sliding = Qwen2Config(use_sliding_window=True, sliding_window=8, max_window_layers=1, attn_implementation="sdpa")
-    assert "sliding_attention" in why_not_shared_prefix(sliding, family)
-    assert "no mask of ours" in why_not_shared_prefix(Qwen3Config(attn_implementation="flash_attention_2"), family)
-    assert "positions of its own" in why_not_shared_prefix(plain, replace(family, shared_prefix=False))
+def test_models_that_attend_otherwise_repeat_the_prompt(causal_lm: str) -> None:
+    decoder = load_model(causal_lm).model.model
+    assert why_not_shared_prefix(decoder) == ""
+    for reason, change in {
+        "layers of full_attention, sliding_attention": {"layer_types": ["full_attention", "sliding_attention"]},
+        "attends by distance": {"sliding_window": 8},
+        "has no attention": {"num_attention_heads": 0},
+        "no mask of ours": {"_attn_implementation": "flash_attention_2"},
+    }.items():
+        told = SimpleNamespace(config=SimpleNamespace(**PLAIN | change), forward=decoder.forward)
+        assert reason in why_not_shared_prefix(told)
+    assert "takes no positions" in why_not_shared_prefix(
+        SimpleNamespace(config=decoder.config, forward=lambda ids: ids)
+    )

@@ -105,6 +105,7 @@ def test_several_functions_are_parts_and_are_summed(tmp_path):
             "only_noisy/snr": [3.0, 3.0, None],
         },
         extra_logs={"only_noisy/n": 7.0},
+        log_counts={"only_noisy/n": 1},
         weights={"length": 1.0, "short": 1.0, "only_noisy": 1.0, "only_noisy/snr": 0.0},
     )
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from speechrl.config import named_paths
 from speechrl.data.mix import read_checked
 from speechrl.data.text_rules import read_rules
-from speechrl.evaluation.metrics import Samples
-from speechrl.sections import Decoding, Selection
+from speechrl.evaluation.metrics import Decoded, Samples, pairs_of
+from speechrl.sections import Decoding, Eval, Selection
 from speechrl.types import Utterance
 
 DURATION_EDGES_S = (2, 5, 10, 20)
@@ -63,7 +63,24 @@ def read_sets(options: Decoding, data: Selection) -> dict[str, list[Utterance]]:
     sets = {name: read_checked(path, data) for name, path in named_paths(options.dataset, "--eval.dataset").items()}
     if sets:
         _check_keys(options.group_by, [utterance for utterances in sets.values() for utterance in utterances])
+    if isinstance(options, Eval) and options.best_metric:
+        _check_best(options.best_metric, sets)
     return sets
+
+
+def _check_best(best: str, sets: Mapping[str, Sequence[Utterance]]) -> None:
+    """Raises ValueError for eval/NAME/[KEY=VALUE/]METRIC that no utterance of the set counts towards: its value would
+    be missing at the first evaluation.
+    """
+    name, _, rest = best.removeprefix("eval/").partition("/")
+    place, _, metric = rest.rpartition("/")  # a value may hold a slash
+    said = [Decoded(item, "a", finish_reason="stop", reward=0.0) for item in sets[name]]
+    groups: list[Samples] = [(item, item) for item in said]
+    if place:
+        key, _, value = place.partition("=")
+        groups = parts_of(groups, key).get(value, [])
+    if not any(pairs_of(samples)[metric][1] for samples in groups):
+        raise ValueError(f"--eval.best_metric {best}: no utterance of {name} counts towards it")
 
 
 def _check_keys(keys: Sequence[str], utterances: Iterable[Utterance]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from speechrl.data.manifest import read_rows
 from speechrl.data.normalise import TextRules
 from speechrl.evaluation.metrics import Decoded, Samples
 from speechrl.types import FinishReason, Utterance
@@ -68,17 +70,12 @@ def read_hypotheses(path: Path) -> list[Samples]:
     Raises ValueError naming file:line for a line that is no hypothesis or gives its id another reference than before,
     and for a file without any.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"{path}: can't be read ({error.strerror})") from None
     found: dict[str, list[Decoded]] = {}
-    for number, raw in enumerate(content.split(b"\n"), start=1):
-        if not raw.strip():
-            continue
-        where = f"{path}:{number}"
+    for where, _, row in read_rows(path):
+        if isinstance(row.get("id"), int):
+            row["id"] = str(row["id"])  # as manifests allow
         try:
-            line = Line.model_validate_json(raw)
+            line = Line.model_validate_json(json.dumps(row))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             key = ".".join(map(str, first["loc"]))

@@ -187,7 +187,7 @@ def rates_with_intervals(groups: Sequence[Samples], seed: int) -> dict[str, Rate
     }
 
 
-def error_counts(groups: Sequence[Samples]) -> dict[str, dict[str, int]]:
+def edit_totals(groups: Sequence[Samples]) -> dict[str, dict[str, int]]:
     """Substitutions, deletions, insertions, hits and reference length of all samples, in the units of CER, WER, MER."""
     return {
         name: _total([getattr(item, name) for samples in groups for item in samples])

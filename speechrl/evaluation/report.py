@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
@@ -10,14 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from speechrl.config import METRICS
+from speechrl.tracking import wide_console
 
 WHOLE_NUMBERS = ("reward",)  # metrics that are no percentages
-LOG_FILE_COLUMNS = 140  # rich takes 80 where the output is a file
 
 
 def print_summary(summary: dict, console: Console | None = None) -> None:
     """Per set a table of metrics by model, then one of CER by each part that has several values."""
-    console = console or _console()
+    console = console or wide_console()
     models = summary["models"]
     for name in next(iter(models.values()))["sets"]:
         entries = {model: entry["sets"][name] for model, entry in models.items()}
@@ -66,7 +65,7 @@ def _speed(model: str, entry: dict) -> str:
 
 def print_comparison(report: dict, console: Console | None = None) -> None:
     """Per set a table of differences, then the utterances that changed most."""
-    console = console or _console()
+    console = console or wide_console()
     for name, part in report["sets"].items():
         title = f"{name}: {part['utterances']} utterances, {part['better']} better, {part['worse']} worse (characters)"
         table = Table("metric", "A", "B", "B - A", "p", title=title)
@@ -93,7 +92,3 @@ def _print_changes(console: Console, title: str, changes: Sequence[dict]) -> Non
         head = f"{change['id']}: {change['errors_a']:g} -> {change['errors_b']:g}"
         lines = [head, f"  REF {change['reference']}", f"  A   {change['a']}", f"  B   {change['b']}"]
         console.print(Text("\n".join(lines)))  # Text: brackets in a transcript are no markup
-
-
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else LOG_FILE_COLUMNS)

@@ -1,10 +1,12 @@
-"""Which token attends to which where sequences share a prompt or hold several, for each attention kernel.
+"""Which token attends to which where sequences share a prompt or hold several, for each attention kernel; and which
+models can be told so.
 
 Shapes: S sequences, T tokens.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -17,6 +19,25 @@ from transformers.masking_utils import sdpa_mask
 
 FLEX_BLOCK = 128  # tokens; FlexAttention skips whole blocks of the mask
 SWITCHING = "speechrl_switching"  # our row in transformers' table of attention kernels
+
+
+def why_not_shared_prefix(decoder: torch.nn.Module) -> str:
+    """Why completions can't share a prompt in a language model's transformer; empty if they can. Sharing needs layers
+    that see no more than an attention mask shows, and positions that are given.
+    """
+    config: Any = decoder.config
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if not getattr(config, "num_attention_heads", 0):
+        return f"{config.model_type} has no attention to mask"
+    if kinds != {"full_attention"}:
+        return f"the language model has layers of {', '.join(sorted(kinds))}"
+    if getattr(config, "alibi", False) or getattr(config, "sliding_window", None):
+        return "the language model attends by distance"
+    if "position_ids" not in inspect.signature(decoder.forward).parameters:
+        return f"{config.model_type} takes no positions"
+    if config._attn_implementation not in ("sdpa", SWITCHING):
+        return f"--actor.attn_implementation {config._attn_implementation} takes no mask of ours"
+    return ""
 
 
 def dense_mask(group_ST: Tensor, branch_ST: Tensor) -> Tensor:

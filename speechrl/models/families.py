@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2AudioForCo
 from transformers.models.qwen3_asr import Qwen3ASRForConditionalGeneration
 
 from speechrl.data.languages import LANGUAGES, language_code
-from speechrl.models.attention import SWITCHING
 from speechrl.types import Utterance
 
 
@@ -44,7 +43,6 @@ class Family:
     num_audio_tokens: mel frames -> A.
     published: HF parameter prefix -> prefix in the published checkpoint; empty where save_pretrained gets it right.
     output_tokens: special-looking tokens that a completion may hold.
-    shared_prefix: the language model takes any attention mask and positions, so completions can share a prompt.
     """
 
     name: str
@@ -60,7 +58,6 @@ class Family:
     default_instruction: str = ""
     published: Mapping[str, str] | None = None
     output_tokens: tuple[str, ...] = ()
-    shared_prefix: bool = True
 
     @property
     def has_audio(self) -> bool:
@@ -228,21 +225,6 @@ def family_of(config: PreTrainedConfig) -> Family:
         f"model_type {config.model_type!r} has no row in speechrl/models/families.py; there are "
         f"{', '.join(FAMILIES)} (any causal language model)"
     )
-
-
-def why_not_shared_prefix(config: PreTrainedConfig, family: Family) -> str:
-    """Why the completions of a prompt can't share it in training; empty if they can."""
-    text = config.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    if not family.shared_prefix:
-        return f"{family.name} has positions of its own"
-    if kinds != {"full_attention"}:
-        return f"the language model has layers of {', '.join(sorted(kinds))}"
-    if getattr(text, "alibi", False) or getattr(text, "sliding_window", None):
-        return "the language model attends by distance"
-    if text._attn_implementation not in ("sdpa", SWITCHING):
-        return f"--actor.attn_implementation {text._attn_implementation} takes no mask of ours"
-    return ""
 
 
 def _refuse_changed_logits(config: PreTrainedConfig) -> None:

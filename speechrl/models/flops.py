@@ -42,8 +42,8 @@ class DecoderShape:
         config = decoder.config
         embedding = decoder.get_input_embeddings().weight
         matrices = [p for p in decoder.parameters() if len(_shape(p)) == 2 and p is not embedding]
-        heads = config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        heads = getattr(config, "num_attention_heads", 0)  # none in a state-space model
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1)
         return cls(
             weights=sum(a * b for a, b in map(_shape, matrices)),
             layers=config.num_hidden_layers,

@@ -127,7 +127,7 @@ def split_groups(groups: Sequence[Group], batch_size: int) -> list[list[Group]]:
 
 
 def merge_answers(answers: Sequence[RewardAnswer]) -> RewardAnswer:
-    """Joins the answers of consecutive requests; logs are means weighted by completions."""
+    """Joins the answers of consecutive requests; logs are means over all the values that they had."""
     names = {tuple(sorted(answer.parts)) for answer in answers}
     if len(names) > 1:
         raise RewardError(f"the reward gave different parts: {sorted(names)}; do all servers serve the same file?")
@@ -135,16 +135,18 @@ def merge_answers(answers: Sequence[RewardAnswer]) -> RewardAnswer:
         weights = [answer.weights for answer in answers]
         raise RewardError(f"the reward gave different weights: {weights}; do all servers serve the same file?")
     scores = [answer.scores for answer in answers if answer.scores is not None]
-    logs = {name: _weighted_log(name, answers) for answer in answers for name in answer.extra_logs}
+    counts: dict[str, int] = {}
+    sums: dict[str, float] = {}
+    for answer in answers:
+        for name, mean in answer.extra_logs.items():
+            count = answer.log_counts[name]
+            counts[name] = counts.get(name, 0) + count
+            sums[name] = sums.get(name, 0.0) + mean * count
     return RewardAnswer(
         rewards=[reward for answer in answers for reward in answer.rewards],
         parts={name: [value for answer in answers for value in answer.parts[name]] for name in answers[0].parts},
-        extra_logs=logs,
+        extra_logs={name: sums[name] / counts[name] for name in sums},
         scores=[value for values in scores for value in values] if len(scores) == len(answers) else None,
         weights=answers[0].weights,
+        log_counts=counts,
     )
-
-
-def _weighted_log(name: str, answers: Sequence[RewardAnswer]) -> float:
-    pairs = [(answer.extra_logs[name], len(answer.rewards)) for answer in answers if name in answer.extra_logs]
-    return sum(value * size for value, size in pairs) / sum(size for _, size in pairs)

@@ -20,18 +20,6 @@ from speechrl.reward.recipe import SUFFIXES, read_recipe
 from speechrl.reward.signatures import RewardFunction, find_functions, reward_function, trl_sum
 from speechrl.types import FinishReason, Group, Scores
 
-# What a reward_func gets by keyword, if it takes **kwargs or a parameter of that name.
-KEYWORD_ARGUMENTS = (
-    "responses",
-    "metadata",
-    "languages",
-    "keywords",
-    "audio_paths",
-    "durations_s",
-    "finish_reasons",
-    "raw_responses",
-)
-
 
 class RewardError(ValueError):
     """A reward could not be had. The run stops: a failed reward is never a number."""
@@ -85,11 +73,18 @@ class RewardRequest:
         )
 
 
+# What a reward_func gets by keyword, if it takes **kwargs or a parameter of that name.
+KEYWORD_ARGUMENTS = tuple(
+    item.name for item in fields(RewardRequest) if item.name not in ("ids", "queries", "prompts", "labels")
+)
+
+
 @dataclass(frozen=True)
 class RewardAnswer:
     """Checked: finite floats, or None where the reward or a part abstains; one per completion of the request.
 
-    scores: OpenRLHF's second number per completion (for filters), if the reward gives one. extra_logs: means.
+    scores: OpenRLHF's second number per completion (for filters), if the reward gives one. extra_logs: means,
+    each of as many values as log_counts says.
     weights: of every part, if the reward tells them; empty if not.
     """
 
@@ -98,6 +93,7 @@ class RewardAnswer:
     extra_logs: dict[str, float] = field(default_factory=dict)
     scores: list[float | None] | None = None
     weights: dict[str, float] = field(default_factory=dict)
+    log_counts: dict[str, int] = field(default_factory=dict)
 
 
 def answer_to_scores(answer: RewardAnswer, groups: Sequence[Group]) -> list[Scores]:
@@ -135,13 +131,18 @@ def check_answer(raw: Any, ids: Sequence[str], source: str) -> RewardAnswer:
     for name, value in (("parts", parts), ("extra_logs", logs)):
         if not isinstance(value, Mapping):
             raise RewardError(f"{source}: {name} is a {type(value).__name__}; return a dict by name")
-    means = {str(name): _log_mean(value, f"{source}: extra_logs[{name!r}]") for name, value in logs.items()}
+    values = {str(name): _log_values(value, f"{source}: extra_logs[{name!r}]") for name, value in logs.items()}
+    # a server of ours repeats a mean for every completion, as OpenRLHF's client wants it, and tells the count apart
+    told = raw.get("log_counts")
+    told = told if isinstance(told, Mapping) else {}
+    counts = {name: int(told.get(name, len(numbers))) for name, numbers in values.items() if numbers}
     return RewardAnswer(
         rewards=_numbers(raw["rewards"], ids, f"{source}: rewards"),
         parts={str(name): _numbers(values, ids, f"{source}: parts[{name!r}]") for name, values in parts.items()},
-        extra_logs={name: mean for name, mean in means.items() if mean is not None},
+        extra_logs={name: sum(numbers) / len(numbers) for name, numbers in values.items() if numbers},
         scores=None if scores is None else _numbers(scores, ids, f"{source}: scores"),
         weights=_weights(raw.get("weights"), {str(name) for name in parts}, source),
+        log_counts=counts,
     )
 
 
@@ -206,8 +207,8 @@ def _fault(value: Any) -> str:
     return ""
 
 
-def _log_mean(value: Any, where: str) -> float | None:
-    """A log value as a number: lists and tensors (one value per sample, as in OpenRLHF) by their mean over non-None."""
+def _log_values(value: Any, where: str) -> list[float]:
+    """What is logged, as numbers; of lists and tensors (a value per sample, as in OpenRLHF) those that are not None."""
     value = _plain(value)
     items = value if isinstance(value, list | tuple) else [value]
     # A bool is a fine thing to log (its mean is a rate), unlike a fine reward.
@@ -216,7 +217,7 @@ def _log_mean(value: Any, where: str) -> float | None:
         hint = _fault(number)
         if hint:
             raise RewardError(f"{where} holds {number!r}: {hint}")
-    return sum(numbers) / len(numbers) if numbers else None
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -278,10 +279,13 @@ def join_named(
     """
     parts: dict[str, list[float | None]] = {}
     logs: dict[str, float] = {}
+    counts: dict[str, int] = {}
     for name, answer in answers.items():
         parts |= {name: answer.rewards} | {f"{name}/{part}": values for part, values in answer.parts.items()}
         logs |= {f"{name}/{log}": value for log, value in answer.extra_logs.items()}
-    return RewardAnswer(rewards, parts, logs, weights={name: weights.get(name, 0.0) for name in parts})
+        counts |= {f"{name}/{log}": count for log, count in answer.log_counts.items()}
+    all_weights = {name: weights.get(name, 0.0) for name in parts}
+    return RewardAnswer(rewards, parts, logs, weights=all_weights, log_counts=counts)
 
 
 def _run_file(path: Path) -> ModuleType:

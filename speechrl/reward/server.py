@@ -85,8 +85,8 @@ class RewardCall(BaseModel):
 class RewardReply(BaseModel):
     """Answer of POST /get_reward: as many values as completions in each list. null abstains.
 
-    `scores` is there only if the reward file returns it; a log is its mean, once for each completion. `weights` has one
-    number for each part, or none.
+    `scores` is there only if the reward file returns it; a log is its mean, once for each completion, and
+    `log_counts` how many values that is of. `weights` has one number for each part, or none.
     """
 
     rewards: list[float | None]
@@ -94,6 +94,7 @@ class RewardReply(BaseModel):
     extra_logs: dict[str, list[float]] = {}
     parts: dict[str, list[float | None]] = {}
     weights: dict[str, float] = {}
+    log_counts: dict[str, int] = {}
 
 
 def _or(given: list | None, default: list) -> list:

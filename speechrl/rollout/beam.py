@@ -16,7 +16,8 @@ from transformers import GenerationConfig
 
 from speechrl.models.policy import PolicyModule
 from speechrl.rollout.engine import Completion, Sampling
-from speechrl.training.batch import Packing, Row, collate, pad
+from speechrl.rollout.native import padded_prompts
+from speechrl.training.batch import Packing, Row, collate
 from speechrl.types import Prompt
 
 
@@ -49,8 +50,7 @@ def _search_batch(
     pad_id: int,
 ) -> list[tuple[int, ...]]:
     device = module.model.get_input_embeddings().weight.device
-    ids_PT = pad([prompt.token_ids for prompt in prompts], pad_id, torch.long, left=True).to(device)
-    mask_PT = pad([[1] * len(prompt.token_ids) for prompt in prompts], 0, torch.long, left=True).to(device)
+    ids_PT, mask_PT = padded_prompts(prompts, pad_id, device)
     config = GenerationConfig(
         num_beams=sampling.num_beams,
         do_sample=False,

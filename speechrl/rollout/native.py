@@ -106,6 +106,15 @@ class _State:
         self.positions_B1 = self.positions_B1 + 1
 
 
+def padded_prompts(prompts: Sequence[Prompt], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(token ids, mask) [P, T], padded on the left: what comes next lies in one column."""
+    ids = [prompt.token_ids for prompt in prompts]
+    return (
+        pad(ids, pad_id, torch.long, left=True).to(device),
+        pad([[1] * len(row) for row in ids], 0, torch.long, left=True).to(device),
+    )
+
+
 def _prefill(
     module: PolicyModule,
     prompts: Sequence[Prompt],
@@ -115,8 +124,7 @@ def _prefill(
     device: torch.device,
 ) -> _State:
     """Each prompt once; its cache is then repeated for the G rows of its group."""
-    ids_PT = pad([prompt.token_ids for prompt in prompts], pad_id, torch.long, left=True).to(device)
-    mask_PT = pad([[1] * len(prompt.token_ids) for prompt in prompts], 0, torch.long, left=True).to(device)
+    ids_PT, mask_PT = padded_prompts(prompts, pad_id, device)
     positions_PT = (mask_PT.cumsum(1) - 1).clamp(min=0)
     cache = DynamicCache()
     out = module.decoder(

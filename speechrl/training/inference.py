@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speechrl.models.attention import FLEX_BLOCK
-from speechrl.models.families import Features, why_not_shared_prefix
+from speechrl.models.attention import FLEX_BLOCK, why_not_shared_prefix
+from speechrl.models.families import Features
 from speechrl.models.feature_cache import FeatureCache, check_feature_cache, encoder_context
 from speechrl.models.load import encoder_digest, freeze_roles, load_model
 from speechrl.models.policy import PolicyModule
@@ -63,7 +63,7 @@ class InferenceRank:
         )
         self.module = PolicyModule(self.loaded, self.builder.banned_ids, "encoder" not in freeze, num_ctc_units)
         self.family = self.loaded.family
-        self.no_shared_prefix = why_not_shared_prefix(self.loaded.model.config, self.family)
+        self.no_shared_prefix = why_not_shared_prefix(self.module.decoder)
         self.weights_version = 0
         self._encoded: dict[str, Tensor] = {}  # utterance id -> encoder output [A, D]
         self._keys: dict[str, str] = {}  # utterance id -> key in the feature cache
@@ -231,7 +231,7 @@ class InferenceRank:
     # --- log-probs --------------------------------------------------------------------------------------------------
 
     def packing(self, options: Train) -> Packing:
-        """How completions of a prompt are laid out for this model on this device."""
+        """How completions of a prompt are laid out for this model on this device, and the kernel for it switched on."""
         shared = options.shared_prefix and not self.no_shared_prefix
         cuda = self.device.type == "cuda"
         flex = shared and (options.packed_attention == "flex" or (options.packed_attention == "auto" and cuda))

@@ -129,9 +129,10 @@ class PolicyRank(InferenceRank):
         count.add(tokens=sum(len(row.response_ids) for row in trained), rows=len(trained))
         count.add(signal=sum(abs(row.advantage) for row in trained))
         totals = count.over_ranks(self.device)
+        packing = self.packing(config.train)
         losses = [
-            partial(self._policy_loss, batch_rows, audio, totals, meter)
-            for batch_rows in self._in_step(rows, self.packing(config.train))
+            partial(self._policy_loss, batch_rows, audio, packing, totals, meter)
+            for batch_rows in self._in_step(rows, packing)
         ]
         norm = deepspeed_engine.step(self.engine, losses, learning_rate)
         if not np.isfinite(norm):
@@ -143,12 +144,14 @@ class PolicyRank(InferenceRank):
         self.weights_version += 1
         return norm
 
-    def _policy_loss(self, rows: list[Row], audio: Audio, totals: dict[str, float], meter: Meter) -> Tensor:
+    def _policy_loss(
+        self, rows: list[Row], audio: Audio, packing: Packing, totals: dict[str, float], meter: Meter
+    ) -> Tensor:
         """This micro-batch's share of the global loss."""
         config = self.config
         assert isinstance(config, TrainConfig)
         algo, clip = config.algo, config.actor.eps_clip_low_high
-        batch = collate(rows, audio, self.builder.pad_id, self.device, self.packing(config.train))
+        batch = collate(rows, audio, self.builder.pad_id, self.device, packing)
         logprobs_BR, entropy_BR, _ = self.engine(batch, config.rollout.temperature, with_entropy=True)
         trained_B = torch.tensor([row.weight > 0 for row in rows], device=self.device)
         mask_BR = batch.mask_BR & trained_B[:, None]
