@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from speechrl import stages
@@ -19,10 +20,22 @@ from speechrl.reward.client import RewardClient
 from speechrl.tracking import Tracker
 from speechrl.training.group import feature_cache_metrics
 from speechrl.training.run_folder import RunFolder
+from speechrl.types import Utterance
 
 
-def train(config: TrainConfig) -> Path:
-    """Reinforcement learning. Returns the folder of the last export (or of the run, with --ckpt.no_save_hf)."""
+@dataclass(frozen=True)
+class Inputs:
+    """What a run reads, checked."""
+
+    loader: MixedLoader
+    sets: dict[str, list[Utterance]]
+    reward: RewardClient
+    run: RunFolder
+    total_steps: int
+
+
+def prepare(config: TrainConfig) -> Inputs:
+    """Read and check everything that can be known before Ray starts. Raises ValueError with the flag or the line."""
     sources = read_sources(config.data)
     sets = read_sets(config.eval, config.data)
     loader = MixedLoader(
@@ -37,7 +50,14 @@ def train(config: TrainConfig) -> Path:
     print(try_reward(reward, builder, sources[0][0], config), flush=True)
     if config.rollout.top_p < 1 or config.rollout.top_k:
         print("warning: --rollout.top_p and top_k truncate: recorded log-probs are not the policy's own", flush=True)
-    with closing(reward), cluster(config.ray, config.actor.num_ranks, num_engines(config)):
+    return Inputs(loader, sets, reward, run, total_steps)
+
+
+def train(config: TrainConfig) -> Path:
+    """Reinforcement learning. Returns the folder of the last export (or of the run, with --ckpt.no_save_hf)."""
+    inputs = prepare(config)
+    loader, sets, run, total_steps = inputs.loader, inputs.sets, inputs.run, inputs.total_steps
+    with closing(inputs.reward) as reward, cluster(config.ray, config.actor.num_ranks, num_engines(config)):
         policy = start_policy(config)
         reference = start_reference(config, policy)
         engine = start_engine(config, policy)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from speechrl.config import METRICS as NAMES
 from speechrl.config import EvalConfig
+from speechrl.cross_checks import METRICS as NAMES
 from speechrl.data.audio import write_wav
 from speechrl.evaluate import _evaluate_set, decode, evaluate_sets, samples_of, summarise
 from speechrl.evaluation.groups import parts_of, read_sets, value_of

@@ -23,7 +23,7 @@ TEXT_METRICS = ("metrics", "alignment", "keywords", "language", "fluency", "leng
 METRICS = tuple(f"reward.{name}" for name in (*TEXT_METRICS, "formats"))
 # A file imports from smaller numbers, and from its own package. The first pattern that fits counts.
 LAYERS: dict[int, tuple[str, ...]] = {
-    1: ("types", "settings", "sections", "config"),
+    1: ("types", "settings", "sections", "cross_checks", "config"),
     2: (
         "data.*",
         "algorithms.*",
@@ -47,6 +47,8 @@ LAYERS: dict[int, tuple[str, ...]] = {
 ALLOWED = {
     ("sections", "settings"): "the options are made of sections",
     ("config", "s*"): "a command takes the sections that it reads, and is parsed by settings",
+    ("c*", "c*"): "its options are checked against each other",
+    ("cross_checks", "s*"): "section by section",
     ("reward.*", "data.normalise"): "an error rate is defined on normalised text",
     ("reward.*", "data.languages"): "and a language goes by many names",
     ("reward.*", "data.text_rules"): "and may have rules of its own",

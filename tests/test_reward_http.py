@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from speechrl.config import reward_parts
+from speechrl.cross_checks import reward_parts
 from speechrl.reward.client import RewardClient, merge_answers, split_groups
 from speechrl.reward.plugin import RewardAnswer, RewardError, check_answer
 from speechrl.reward.server import reply

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from speechrl.config import METRICS
+from speechrl.cross_checks import METRICS
 from speechrl.tracking import wide_console
 
 WHOLE_NUMBERS = ("reward",)  # metrics that are no percentages

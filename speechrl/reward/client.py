@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import httpx
 
-from speechrl.config import reward_parts
+from speechrl.cross_checks import reward_parts
 from speechrl.reward.compose import weighted_sum
 from speechrl.reward.plugin import RewardAnswer, RewardError, RewardPlugin, RewardRequest, answer_to_scores, join_named
 from speechrl.reward.recipe import SUFFIXES
