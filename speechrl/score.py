@@ -13,7 +13,15 @@ from rich.text import Text
 
 from speechrl.algorithms.advantages import ADVANTAGES, GroupRewards, as_rows, has_spread
 from speechrl.config import ScoreConfig
-from speechrl.data.manifest import ManifestError, read_manifest, read_rows, typed, write_manifest
+from speechrl.data.manifest import (
+    ManifestError,
+    check_writable,
+    read_duration_s,
+    read_manifest,
+    read_rows,
+    typed,
+    write_manifest,
+)
 from speechrl.reward.client import RewardClient
 from speechrl.reward.summary import ColumnSummary, summarise
 from speechrl.tracking import wide_console
@@ -46,6 +54,7 @@ def score(config: ScoreConfig) -> ScoreReport:
     for flag, path in (("--manifest", config.manifest), ("--hypotheses", config.hypotheses)):
         if not Path(path).exists():
             raise ValueError(f"{flag} {path}: no such file")
+    _check_out(config)
     utterances = read_manifest(config.manifest)
     hypotheses = read_hypotheses(config.hypotheses, utterances, config.manifest)
     reward = RewardClient.from_options(config.reward)
@@ -57,16 +66,24 @@ def score(config: ScoreConfig) -> ScoreReport:
     options = config.algo.advantage
     rewards = GroupRewards.from_scores(scores, options.estimator)
     advantages = as_rows(ADVANTAGES[options.estimator](rewards), scores)
-    try:
-        write_manifest(config.out, (_line(hypotheses, scores, advantages, *place) for place in hypotheses.places))
-    except OSError as error:
-        raise ValueError(f"--out {config.out} can't be written: {error.strerror}") from error
+    write_manifest(config.out, (_line(hypotheses, scores, advantages, *place) for place in hypotheses.places))
     num_groups, num_live = len(scores), int(has_spread(rewards, options.min_std).sum())
     title = (
         f"{len(hypotheses.places)} hypotheses of {num_groups} of {len(utterances)} utterances; "
         f"{num_live} of {num_groups} groups carry a gradient ({options.estimator})"
     )
     return ScoreReport(summarise(scores), scores[0].weights, title)
+
+
+def _check_out(config: ScoreConfig) -> None:
+    """Raises ValueError before the reward is asked, whose answers would be lost, and for an --out that is an input."""
+    try:
+        check_writable(config.out)
+    except OSError as error:
+        raise ValueError(f"--out {config.out} can't be written: {error.strerror}") from error
+    for flag, path in (("--manifest", config.manifest), ("--hypotheses", config.hypotheses)):
+        if Path(config.out).exists() and Path(config.out).samefile(path):
+            raise ValueError(f"--out {config.out} is {flag}, which it would overwrite: give another file")
 
 
 def read_hypotheses(path: str, utterances: Sequence[Utterance], manifest: str) -> Hypotheses:
@@ -84,9 +101,9 @@ def read_hypotheses(path: str, utterances: Sequence[Utterance], manifest: str) -
         if id_ is None or str(id_) not in known:
             told = f"there is no id {str(id_)!r} in {manifest}" if id_ is not None else f"no `id` (keys: {sorted(row)})"
             raise ManifestError(f"{where}: {told}; each hypothesis names its utterance of the manifest")
-        duration_s = typed(row, "duration_s", (int, float), where)
-        if duration_s is not None and known[str(id_)].duration_s is None:
-            known[str(id_)] = replace(known[str(id_)], duration_s=float(duration_s))
+        duration_s = read_duration_s(row, where)
+        if known[str(id_)].duration_s is None:
+            known[str(id_)] = replace(known[str(id_)], duration_s=duration_s)
         group = rollouts.setdefault(str(id_), [])
         lines.append((str(id_), len(group)))
         group.append(_rollout(row, where))

@@ -77,21 +77,35 @@ def read_yaml(path: str, origin: str) -> dict[str, Any]:
         raise ValueError(f"{origin}: {(error.strerror or str(error)).lower()}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{origin}: not valid YAML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{origin}: not valid YAML: nested too deeply") from None
     if not isinstance(loaded, dict):
         raise ValueError(f"{origin}: expected a mapping of sections, got {type(loaded).__name__}")
     return loaded
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML, but a key given twice is an error: PyYAML would let the last one win without a word.
+    """YAML, but a key given twice is an error: PyYAML would let the last one win without a word. So is a key that is
+    a list or a mapping, and an anchor inside itself.
 
     And only true and false are booleans, as in YAML 1.2: a key `on` and the language `no` are words. Fields that are
     boolean still take yes, no, on and off.
     """
 
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        node = super().compose_node(parent, index)
+        if isinstance(event, yaml.AliasEvent) and isinstance(node, yaml.CollectionNode) and node.end_mark is None:
+            what = f"found the anchor {event.anchor!r} inside itself"
+            raise yaml.composer.ComposerError(None, None, what, event.start_mark)
+        return node
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                kind = "list" if isinstance(key, yaml.SequenceNode) else "mapping"
+                raise yaml.constructor.ConstructorError(None, None, f"a key is a word, not a {kind}", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key.value} is given twice", key.start_mark

@@ -199,7 +199,12 @@ def test_fields_of_a_sample_are_arguments_of_a_reward_func():
 BAD = [
     ("", "r.yaml:1: parts: it is missing"),
     ("parts: {}", "r.yaml:1: parts: Dictionary should have at least 1 item"),
-    ("part: {}", "r.yaml:1: parts: it is missing"),
+    ("part: {}", "r.yaml:1: part: there is no 'part' (allowed: parts, rules); did you mean parts?"),
+    ("parts: {'': {metric: fluency, weight: 1}}", "r.yaml:1: parts.: a part needs a name"),
+    ("parts: {[a]: {metric: fluency, weight: 1}}", "not valid YAML: a key is a word, not a list"),
+    ("parts: {{a: b}: {metric: fluency, weight: 1}}", "not valid YAML: a key is a word, not a mapping"),
+    ("parts: &here {x: *here}", "not valid YAML: found the anchor 'here' inside itself"),
+    ("[" * 3000, "not valid YAML: nested too deeply"),
     ("- a", "r.yaml: expected a mapping of sections, got list"),
     ("parts: [", "r.yaml: not valid YAML"),
     ("parts:\n  cer: {metric: cer, weight: 1, metric: wer}", "the key metric is given twice"),
@@ -210,12 +215,12 @@ BAD = [
         "parts:\n  x:\n    metric: fluency\n    weight: .nan",
         "r.yaml:4: parts.x.weight: Input should be a finite number",
     ),
-    ("parts:\n  x:\n    metric: fluency\n    wieght: 1", "r.yaml:2: parts.x.weight: it is missing"),
+    ("parts:\n  x:\n    metric: fluency\n    wieght: 1", "r.yaml:4: parts.x.wieght: there is no 'wieght' ("),
     (
         "parts:\n  x: {metric: fluency, weight: 1,\n    wieght: 1}",
-        "r.yaml:3: parts.x.wieght: unknown key; allowed: metric, weight, shape, gate, args, shape_args",
+        "parts.x.wieght: there is no 'wieght' (allowed: metric, weight, shape, gate, args, shape_args); did you mean",
     ),
-    ("parts: {x: {metric: fluency, weight: 1}}\nlogs: 1", "r.yaml:2: logs: unknown key; allowed: parts, rules"),
+    ("parts: {x: {metric: fluency, weight: 1}}\nlogs: 1", "r.yaml:2: logs: there is no 'logs' (allowed: parts, rules)"),
     (
         "parts:\n  x: {metric: cerr, weight: 1}",
         "r.yaml:2: parts.x.metric: there is no 'cerr' (allowed: cer, wer, mer, keyword_f1, ",
@@ -258,12 +263,41 @@ BAD = [
     ("parts: {x: {metric: fluency, weight: 1, gate: {on: x}}}", "parts.x.gate.at_least: it is missing"),
     (
         "parts: {x: {metric: fluency, weight: 1, gate: {on: x, at_least: 1, below: 2}}}",
-        "parts.x.gate.below: unknown key; allowed: on, at_least",
+        "parts.x.gate.below: there is no 'below' (allowed: on, at_least)",
     ),
     ("parts: {x: {metric: fluency, weight: 0}}", "parts: all weights are 0"),
     (
         "parts: {x: {metric: fluency, weight: 1}}\nrules:\n  zh:\n    numbers: spelled",
         "r.yaml:4: rules.zh.numbers: rules zh.numbers=spelled: ",
+    ),
+    (
+        "parts: {x: {metric: fluency, weight: 1}}\nrules: {zh: {number: words}}",
+        "rules.zh.number: rules zh.number=words: there is no option 'number' (numbers, han, spelling, vowel_marks)",
+    ),
+    ("parts: {x: {metric: fluency, weight: 1}}\nrules: {zh: {language: en}}", "there is no option 'language'"),
+    (
+        "parts:\n  x:\n    metric: silence_score\n    weight: 1\n    args: {half_units: 0}",
+        "r.yaml:5: parts.x.args: half_units is 0; it must be above 0",
+    ),
+    (
+        "parts: {x: {metric: repetition_rate, shape: one_minus, weight: 1, args: {n: 0}}}",
+        "r.yaml:1: parts.x.args: repetition_rate: n is 0",
+    ),
+    (
+        "parts: {x: {metric: language_match, weight: 1, args: {candidates: [en]}}}",
+        "r.yaml:1: parts.x.args: language candidates ['en']: give two or more",
+    ),
+    (
+        "parts: {x: {metric: language_match, weight: 1, args: {candidates: [en, fr], sure: 80}}}",
+        "r.yaml:1: parts.x.args: sure is 80; it is a probability above 0",
+    ),
+    (
+        "parts: {x: {metric: grounded_share, weight: 1, args: {at_least: 0}}}",
+        "r.yaml:1: parts.x.args: at_least is 0; a run has 1 word or more",
+    ),
+    (
+        "parts: {x: {metric: complete_ending, weight: 1, args: {tolerance: .nan}}}",
+        "r.yaml:1: parts.x.args.tolerance: it is a finite number, got nan",
     ),
 ]
 

@@ -7,6 +7,7 @@ A `datasets` folder (save_to_disk) has the same names as columns, `audio` being 
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -67,10 +68,21 @@ def write_manifest(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
             Path(stream.name).unlink(missing_ok=True)
 
 
+def check_writable(path: str | Path) -> None:
+    """Raises OSError now for what `write_manifest` could not write after hours of work."""
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EEXIST, "it exists and is no ordinary file")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=target.parent):
+        pass
+
+
 def read_rows(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """("file:line", line, object) of every line of a JSONL file; a BOM, CRLF and blank lines are tolerated.
 
-    Raises ManifestError, naming file:line, for what is not UTF-8, not JSON or not an object.
+    Raises ManifestError, naming file:line, for what is not UTF-8, not JSON, not an object, or holds half a surrogate
+    pair, which no file and no request could hold again.
     """
     # Split at b"\n" only: str.splitlines would also cut at U+2028, which JSON allows inside a string.
     try:
@@ -89,12 +101,25 @@ def read_rows(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
             raise ManifestError(f"{where}: not JSON ({error}); one JSON object a line is needed") from error
         if not isinstance(row, dict):
             raise ManifestError(f'{where}: a {type(row).__name__}, not an object; write {{"text": ...}}')
+        if b"\\ud" in raw or b"\\uD" in raw:  # UTF-8 has no surrogates; an escape may be one
+            _refuse_surrogates(row, where)
         yield where, number, row
+
+
+def _refuse_surrogates(row: Mapping[str, Any], where: str) -> None:
+    for key, value in row.items():
+        try:
+            json.dumps({key: value}, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            found = error.object[error.start]
+            raise ManifestError(
+                f"{where}: `{key}` holds {found!r}, half of a surrogate pair, which is no text"
+            ) from None
 
 
 def _read_jsonl(path: Path) -> Iterator[Utterance]:
     for where, number, row in read_rows(path):
-        audio = typed(row, "audio", str, where)
+        audio = _text(row, "audio", where)
         if audio == "":
             raise ManifestError(f"{where}: `audio` is empty; give a path, or leave the key out for a text task")
         ref = None if audio is None else AudioRef(os.path.normpath(path.parent / audio))
@@ -131,7 +156,7 @@ def _read_dataset(path: Path) -> Iterator[Utterance]:
 
 def _utterance(row: Mapping[str, Any], audio: AudioRef | None, where: str, default_id: str) -> Utterance:
     """Raises ManifestError when a value is missing or has the wrong type. A null counts as missing."""
-    text, prompt = typed(row, "text", str, where), typed(row, "prompt", str, where)
+    text, prompt = _text(row, "text", where), _text(row, "prompt", where)
     if text is None:
         raise ManifestError(f'{where}: no `text` (keys: {sorted(row)}); give the reference, "" for silence')
     if audio is None and prompt is None:
@@ -144,24 +169,28 @@ def _utterance(row: Mapping[str, Any], audio: AudioRef | None, where: str, defau
         text=text,
         audio=audio,
         prompt=prompt,
-        language=typed(row, "language", str, where) or None,
+        language=_text(row, "language", where) or None,
         keywords=_keywords(row, where),
-        duration_s=_duration_s(row, where),
+        duration_s=read_duration_s(row, where),
         metadata={key: value for key, value in row.items() if key not in KNOWN},
         where=where,
     )
 
 
 def typed(row: Mapping[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
-    """row[key]; None where it is missing or null. Raises ManifestError for another type, or what is no text."""
+    """row[key]; None where it is missing or null. Raises ManifestError for another type."""
     value = row.get(key)
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
         names = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
         raise ManifestError(f"{where}: `{key}` is {value!r} ({type(value).__name__}); it must be {names}")
-    if isinstance(value, str) and not value.isprintable():
-        for character in value:
-            if "\ud800" <= character <= "\udfff" or character == "\x00":
-                raise ManifestError(f"{where}: `{key}` is {value!r}; it holds {character!r}, which is no text")
+    return value
+
+
+def _text(row: Mapping[str, Any], key: str, where: str) -> str | None:
+    """A text that a manifest gives; NUL, which files and tokenizers take for an end, is refused."""
+    value: str | None = typed(row, key, str, where)
+    if value is not None and "\0" in value:
+        raise ManifestError(f"{where}: `{key}` is {value!r}; it holds '\\x00', which is no text")
     return value
 
 
@@ -172,7 +201,8 @@ def _keywords(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
     return tuple(keywords)
 
 
-def _duration_s(row: Mapping[str, Any], where: str) -> float | None:
+def read_duration_s(row: Mapping[str, Any], where: str) -> float | None:
+    """Seconds of `duration_s`, or of `duration`. Raises ManifestError for what is not a finite number above 0."""
     key = "duration_s" if row.get("duration_s") is not None else "duration"
     value = typed(row, key, (float, int), where)
     if value is not None and not (math.isfinite(value) and value > 0):

@@ -171,7 +171,10 @@ def _whisper_numbers() -> Callable[[str], str]:
 def _english_digits(text: str) -> str:
     """As Whisper's English normaliser prepares text: it knows words between spaces, and . % $ ¢ € £ at numbers."""
     text = re.sub(r"[^\w\s'.%$¢€£]|\.(?!\d)", " ", _without_groups(text, ","))
-    return _whisper_numbers()(text)
+    try:
+        return _whisper_numbers()(text)
+    except (AssertionError, ValueError):  # over 4300 digits or number words in a row, where int() and str() end
+        return text
 
 
 def _latin_digits(text: str, code: str, group: str) -> str:

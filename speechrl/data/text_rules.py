@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from speechrl.data.languages import language_code
 from speechrl.data.normalise import Rules, TextRules
+
+TEXT_OPTIONS = tuple(field.name for field in fields(TextRules) if field.name != "language")
 
 
 def read_rules(
@@ -26,11 +28,13 @@ def read_rules(
         language, dot, option = name.rpartition(".")
         if not (language and dot and equals and value):
             raise ValueError(f"{origin} {entry}: give LANGUAGE.OPTION=VALUE, such as zh.numbers=words")
+        if option not in TEXT_OPTIONS:
+            raise ValueError(f"{origin} {entry}: there is no option {option!r} ({', '.join(TEXT_OPTIONS)})")
         code = language_code(language)
         change: dict[str, Any] = {option: value}
         try:
             book[code] = replace(book.get(code, TextRules(code)), **change)
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise ValueError(f"{origin} {entry}: {error}") from None
     return book
 

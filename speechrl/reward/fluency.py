@@ -41,7 +41,7 @@ def repetition_rate(hyp: str, n: int = 4, rules: Rules = None) -> float:
     if n < 1:
         raise ValueError(f"repetition_rate: n is {n}; n-grams have 1 word or more")
     said = words(hyp, rules)
-    grams = list(zip(*(said[offset:] for offset in range(n)), strict=False))
+    grams = [tuple(said[start : start + n]) for start in range(len(said) - n + 1)]
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
 
 

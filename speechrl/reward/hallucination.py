@@ -44,7 +44,9 @@ class InsertionRuns:
         return self.in_runs(at_least) / max(self.hyp_length, 1)
 
     def in_runs(self, at_least: int = 3) -> int:
-        """Inserted words in runs of `at_least` words."""
+        """Inserted words in runs of `at_least` words. ValueError, here and in the shares, for `at_least` below 1."""
+        if at_least < 1:
+            raise ValueError(f"at_least is {at_least}; a run has 1 word or more")
         return sum(length for length in self.lengths if length >= at_least)
 
 

@@ -85,8 +85,10 @@ def language_match(
     None (abstains) for a reference of fewer than `min_letters` letters and marks (an empty one too), and for one whose
     own language the identifier is not sure of. That depends on the reference alone, so a whole group abstains or none
     of it. An empty hypothesis scores 0, and one too short to identify is judged by its script. ValueError for a
-    `language` that is no candidate, and as in `identify`.
+    `language` that is no candidate, a `sure` that is no probability, and as in `identify`.
     """
+    if not 0 < sure <= 1:
+        raise ValueError(f"sure is {sure}; it is a probability above 0")
     found = identify(ref, candidates)
     expected = max(found, key=found.__getitem__) if language is None else language_code(language)
     if expected not in found:

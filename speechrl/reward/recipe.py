@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +27,7 @@ from speechrl.reward.table import METRICS, Sample, samples_of
 from speechrl.settings import Section, read_yaml
 
 SUFFIXES = (".yaml", ".yml")
+TRIED = Sample("", "", duration_s=1.0)  # metrics with options are tried on it when a file is read
 Place = tuple[str | int, ...]  # keys from the top of the file to a value
 
 
@@ -82,7 +84,8 @@ def read_recipe(path: str | Path) -> Callable[..., dict[str, Any]]:
         recipe = Recipe.model_validate(raw)
         _check(recipe)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
+        # a misspelt key is told before the right one is missed
+        problem = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
         place: Place = problem["loc"]
         message = _explain(place, problem)
     except RecipeError as error:
@@ -144,9 +147,15 @@ def _check(recipe: Recipe) -> None:
     recipe.book()
     for name, part in recipe.parts.items():
         place: Place = ("parts", name)
+        if not name:
+            raise RecipeError(place, "a part needs a name")
         _one_of(part.metric, METRICS, (*place, "metric"))
         metric = METRICS[part.metric]
         _check_args(metric.function, part.args, (*place, "args"))
+        try:
+            metric.function(TRIED, **part.args) if part.args else None
+        except ValueError as error:
+            raise RecipeError((*place, "args"), str(error)) from error
         if part.shape:
             _one_of(part.shape, SHAPES, (*place, "shape"))
             _check_args(SHAPES[part.shape].function, part.shape_args, (*place, "shape_args"))
@@ -173,9 +182,13 @@ def _check(recipe: Recipe) -> None:
 
 def _one_of(name: str, allowed: Collection[str], place: Place) -> None:
     if name not in allowed:
-        near = difflib.get_close_matches(name, list(allowed), n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise RecipeError(place, f"there is no {name!r} (allowed: {', '.join(allowed) or 'none'}){hint}")
+        raise RecipeError(place, _not_among(name, allowed))
+
+
+def _not_among(name: str, allowed: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, list(allowed), n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"there is no {name!r} (allowed: {', '.join(allowed) or 'none'}){hint}"
 
 
 def _check_args(function: Callable[..., Any], args: Mapping[str, Any], place: Place) -> None:
@@ -192,6 +205,8 @@ def _check_args(function: Callable[..., Any], args: Mapping[str, Any], place: Pl
         wanted = (int, float) if isinstance(default, float) else type(default)
         if not isinstance(value, wanted) or isinstance(value, bool) != isinstance(default, bool):
             raise RecipeError((*place, name), f"it is like its default, {default!r}, got {value!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RecipeError((*place, name), f"it is a finite number, got {value!r}")
     for name, default in defaults.items():
         if default is inspect.Parameter.empty and name not in args:
             raise RecipeError((*place, name), "it is missing")
@@ -203,7 +218,7 @@ def _explain(place: Place, problem: Mapping[str, Any]) -> str:
     if problem["type"] != "extra_forbidden":
         return f"{problem['msg']}, got {problem['input']!r}"
     models: dict[int, type[Section]] = {1: Recipe, 3: Part, 4: Gate}  # by depth: parts, parts.NAME.KEY, ....gate.KEY
-    return f"unknown key; allowed: {', '.join(models[len(place)].model_fields)}"
+    return _not_among(str(place[-1]), models[len(place)].model_fields)
 
 
 def _lines(node: yaml.Node | None, place: Place = ()) -> dict[Place, int]:

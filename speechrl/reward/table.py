@@ -1,7 +1,8 @@
 """The metrics that a YAML reward can name: one row each, a function of one sample.
 
 A new metric is one row. Options of a metric are keyword-only parameters; YAML gives them as `args`. A value has the
-type of the default; an option without a default must be given, and is a list of texts.
+type of the default; an option without a default must be given, and is a list of texts. ValueError for an option out of
+range: a metric with options is tried on an empty sample when a file is read.
 """
 
 from __future__ import annotations
