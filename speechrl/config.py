@@ -87,7 +87,7 @@ class EvalConfig(Section):
     ray: RayOptions = RayOptions()
     output_dir: str = "runs/eval"
     """Where summary.json and MODEL/SET/{hypotheses.jsonl, alignment.txt} go."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     """Of sampling and of the bootstrap intervals."""
 
 
@@ -100,7 +100,7 @@ class CompareConfig(Section):
     """What is compared with it, likewise."""
     out: str = ""
     """Folder that compare.json goes to; none is written if empty."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     """Of the bootstrap."""
     show: int = Field(default=10, ge=0)
     """Worst regressions and best improvements that are shown."""
@@ -171,7 +171,7 @@ class SynthConfig(Section):
 
     out: str = "runs/quickstart/corpus"
     """Folder of manifests and audio."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     """Of texts, voices, noise and the model's weights."""
     scale: float = Field(default=1.0, gt=0)
     """Multiplies the number of utterances."""

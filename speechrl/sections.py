@@ -259,7 +259,7 @@ class Train(Section):
     """Stop after this many rollout batches (sft: optimiser steps); 0 follows --train.num_episodes."""
     max_seconds: float = Field(default=0.0, ge=0)
     """sft: stop after this time, the rate schedule following the clock; 0 is off."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     """Of data order, sampling and dropout."""
     colocate_all: bool = False
     """vLLM engines share the policy's GPUs, by turns: see --vllm.enable_sleep and --ds.enable_sleep."""

@@ -97,7 +97,7 @@ class _UniqueKeys(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         if isinstance(event, yaml.AliasEvent) and isinstance(node, yaml.CollectionNode) and node.end_mark is None:
             what = f"found the anchor {event.anchor!r} inside itself"
-            raise yaml.composer.ComposerError(None, None, what, event.start_mark)
+            raise yaml.composer.ComposerError(None, None, what, node.start_mark)
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
@@ -219,7 +219,7 @@ def named_paths(entries: Sequence[str], flag: str) -> dict[str, str]:
         name, separator, path = entry.partition("=")
         if not separator:
             name, path = Path(entry).stem, entry
-        if not re.fullmatch(r"[^/\\\s]+", name):
+        if not re.fullmatch(r"(?!\.+$)[^/\\\s]+", name):
             raise ValueError(f"{flag} {entry}: {name!r} is no name (it names files and metrics); write name=path")
         if name in named:
             raise ValueError(f"{flag}: the name {name!r} stands for both {named[name]} and {path}; write name=path")

@@ -174,9 +174,11 @@ class Tracker:
 
 
 def wide_console() -> Console:
-    """As wide as the terminal, or as tables of transcripts need where the output is a file."""
-    console = Console()
-    return console if console.is_terminal else Console(width=LOG_FILE_COLUMNS)
+    """As wide as the terminal, or as tables of transcripts need where the output is a file. Writes texts as they are:
+    users' names and transcripts may hold [brackets] and :colons:.
+    """
+    width = None if Console().is_terminal else LOG_FILE_COLUMNS
+    return Console(width=width, markup=False, emoji=False, highlight=False)
 
 
 def _summary_writer_class() -> Any:

@@ -224,6 +224,9 @@ BAD_FLAGS = [
     ("score", [*SCORE, "--reward", "r.py", "--algo.kl.init_coef", "0.1"], "--algo.kl.init_coef"),
     ("eval", EVAL[:2], "--eval.dataset is missing"),
     ("eval", ["--model", "a/x", "b/x", *EVAL[2:]], "--model: the name 'x' stands for both a/x and b/x"),
+    ("eval", ["--model", "..=x", *EVAL[2:]], "--model ..=x: '..' is no name"),  # MODEL/SET is where it writes
+    ("eval", [*EVAL, "--seed", "-1"], "--seed: Input should be greater than or equal to 0, got -1"),
+    ("compare", ["a", "b", "--seed", "-1"], "--seed: Input should be greater than or equal to 0, got -1"),
     ("eval", [*EVAL[:2], "--eval.dataset", "d=1", "d=2"], "--eval.dataset: the name 'd' stands for both 1 and 2"),
     ("train", [*TRAIN, "--data.probabilities", "0.5", "0.5"], "--data.probabilities (0.5, 0.5): give one positive"),
     ("train", [*TRAIN, "--data.probabilities", "0"], "--data.probabilities (0.0,): give one positive"),

@@ -78,6 +78,14 @@ def test_text_rules_reach_the_counts_and_are_remembered(tmp_path: Path) -> None:
     assert read_hypotheses(tmp_path / "h.jsonl")[0][0].chars.errors == 0
 
 
+def test_metadata_that_json_has_not_costs_no_transcript(tmp_path: Path) -> None:
+    """As columns of a `datasets` folder may hold."""
+    utterance = Utterance("a", "x", metadata={"raw": b"\xff", "picture": Path("a.png"), "kind": int})
+    write_hypotheses(tmp_path / "h.jsonl", [(Decoded(utterance, "x"),)])
+    metadata = read_hypotheses(tmp_path / "h.jsonl")[0][0].utterance.metadata
+    assert metadata == {"raw": "_w==", "picture": "a.png", "kind": "<class 'int'>"}
+
+
 def test_a_file_of_ids_texts_and_references_is_enough(tmp_path: Path) -> None:
     (tmp_path / "h.jsonl").write_text('{"id": "a", "text": "x", "reference": "y", "from": "another tool"}\n\n')
     (samples,) = read_hypotheses(tmp_path / "h.jsonl")
@@ -92,6 +100,11 @@ def test_a_file_of_ids_texts_and_references_is_enough(tmp_path: Path) -> None:
             '{"id": "a", "text": 1, "reference": "y"}',
             "h.jsonl:2: no hypothesis: `text`: Input should be a valid string",
         ),
+        (
+            '{"id": true, "text": "x", "reference": "y"}',
+            "h.jsonl:2: no hypothesis: `id`: Input should be a valid string",
+        ),
+        (r'{"id": "a", "text": "\ud800", "reference": "y"}', "h.jsonl:2: `text` holds .* half of a surrogate pair"),
         ("[1]", "h.jsonl:2: a list, not an object"),
         ("{", "h.jsonl:2: not JSON"),
         ('{"id": "a", "text": "x", "reference": "z"}', "h.jsonl:2: id 'a' had another reference at .*h.jsonl:1"),
@@ -245,6 +258,60 @@ def test_what_one_file_does_not_say_is_taken_from_the_other(tmp_path: Path) -> N
     (part,) = report["sets"].values()
     assert part["metrics"]["cer"]["b"] == 0.5
     assert part["metrics"]["keyword_f1"]["b"] == 0.0
+
+
+def test_a_language_by_another_name_and_keywords_in_another_order_are_the_same(tmp_path: Path) -> None:
+    a = write(tmp_path / "a.jsonl", {"u": ("abc", "x")}, language="English", keywords=("a", "b"))
+    b = write(tmp_path / "b.jsonl", {"u": ("abc", "x")}, language="en-GB", keywords=("b", "a"))
+    (part,) = compare(CompareConfig(a=a, b=b))["sets"].values()
+    assert part["utterances"] == 1
+
+
+def test_both_are_compared_by_the_same_text_rules(tmp_path: Path) -> None:
+    """我有2个平果 for 我有两个苹果: 2 errors as it is, 1 in words."""
+    utterance = Utterance("u", "我有两个苹果", language="zh")
+
+    def said(name: str, *options: str) -> str:
+        rules = read_rules(options, "--eval.text_rules").get("zh")
+        write_hypotheses(tmp_path / name, [(Decoded(utterance, "我有2个平果", text_rules=rules),)])
+        return str(tmp_path / name)
+
+    plain, words = said("a.jsonl"), said("b.jsonl", "zh.numbers=words")
+    for a, b in ((plain, words), (words, plain)):
+        (part,) = compare(CompareConfig(a=a, b=b))["sets"].values()
+        assert (part["metrics"]["cer"]["a"], part["metrics"]["cer"]["b"]) == (1 / 6, 1 / 6)
+    both = said("c.jsonl", "zh.numbers=words", "zh.han=simplified")
+    with pytest.raises(ValueError, match=r"c.jsonl:1: u was evaluated with TextRules.*b.jsonl:1 with .*text_rules"):
+        compare(CompareConfig(a=words, b=both))
+
+
+def test_an_out_that_can_not_be_written_is_told_first(tmp_path: Path) -> None:
+    a = write(tmp_path / "a.jsonl", {"u": ("abc", "x")})
+    with pytest.raises(ValueError, match=r"--out .*a.jsonl can't be written"):
+        compare(CompareConfig(a=a, b=str(tmp_path / "none"), out=a))
+
+
+def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Models, sets, parts and paths are users' words: brackets are no markup, and :a: no emoji."""
+    metrics = {"cer": {"value": 0.25, "low": 0.2, "high": 0.3}}
+    part = {"utterances": 4, "metrics": metrics}
+    entry = part | {"decode_s": 2.0, "audio_s": 20.0, "real_time_factor": 0.1}
+    entry |= {"breakdown": {"[b]": {"[/red]x": part, ":car:": part}}}
+    print_summary({"models": {"[/m]": {"sets": {"[/dev]": entry}}}})
+    change = {"a": 0.2, "b": 0.3, "difference": 0.1, "low": 0.0, "high": 0.2, "p": 0.5}
+    compared = {"utterances": 4, "better": 1, "worse": 1, "regressions": [], "improvements": []}
+    report = {"a": "[/a]", "b": "[bold]b", "sets": {"[/dev]": compared | {"metrics": {"cer": change}}}}
+    print_comparison(report)
+    shown = capsys.readouterr().out
+    names = [
+        "[/m]",
+        "[/dev] by [b]: CER %",
+        "[/red]x",
+        ":car:",
+        "A is [/a], B is [bold]b",
+        "[/dev]: 4 utterances, 1 bet",
+    ]
+    assert [name for name in names if name not in shown] == []
 
 
 def test_folders_of_an_evaluation(tmp_path: Path) -> None:

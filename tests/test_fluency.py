@@ -49,6 +49,10 @@ def test_repetition_of_no_words_is_an_error():
         repetition_rate("a", 0)
 
 
+def test_n_grams_longer_than_the_text_cost_nothing():
+    assert repetition_rate("a b c", 10**12) == 0.0
+
+
 def test_compression_ratio():
     # one letter: 2 bytes of header, 3 of a block with fixed codes, 4 of checksum
     assert compression_ratio("") == 0.0

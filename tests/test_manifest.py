@@ -75,6 +75,10 @@ def test_bom_crlf_blank_lines_and_line_separators_are_tolerated(tmp_path: Path) 
         ('{"text": "x", "prompt": "p", "duration_s": "1.5"}', "`duration_s` is '1.5'"),
         ('{"text": "x", "prompt": "p", "duration": 0}', "`duration` is 0; it must be seconds above 0"),
         ('{"text": "x", "prompt": "p", "duration_s": NaN}', "NaN is not JSON; use null"),
+        (r'{"text": "a\ud83d", "prompt": "p"}', r"`text` holds '.ud83d', half of a surrogate pair"),
+        (r'{"text": "x", "prompt": "p", "keywords": ["a\uDE00"]}', "`keywords` holds .* half of a surrogate pair"),
+        (r'{"text": "x", "prompt": "p", "speaker": {"a\ud83d": 1}}', "`speaker` holds .* half of a surrogate pair"),
+        (r'{"text": "x\u0000", "prompt": "p"}', "`text` is .* which is no text"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -82,6 +86,11 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(ManifestError, match=message) as caught:
         read_manifest(path)
     assert str(caught.value).startswith(f"{path}:3: ")
+
+
+def test_an_escaped_pair_is_one_character(tmp_path: Path) -> None:
+    path = manifest(tmp_path, r'{"text": "\ud83d\ude00", "prompt": "p"}')
+    assert read_manifest(path)[0].text == "\U0001f600"
 
 
 def test_other_encodings_are_named(tmp_path: Path) -> None:

@@ -72,6 +72,13 @@ def test_503_twice_then_success():
         (200, '{"rewards": [1.0]}', 1, "rewards has length 1 for 2 completions (samples utt-0)"),
         (200, '{"rewards": ["1.0", 1.0]}', 1, "not str"),
         (200, '{"error": "x"}', 1, "no 'rewards'"),
+        (200, "[" * 100_000, 1, "the answer is not JSON (maximum recursion"),
+        (500, "[" * 100_000, 3, "no reward after 3 tries"),
+        (200, '{"rewards": [1, 2], "parts": {"": [1, 2]}}', 1, "parts has an empty name"),
+        (200, '{"rewards": [1, 2], "extra_logs": {"a": 1}, "log_counts": {"a": 0}}', 1, "log_counts['a'] is 0; it is"),
+        (200, '{"rewards": [1, 2], "extra_logs": {"a": 1}, "log_counts": {"a": null}}', 1, "log_counts['a'] is None"),
+        (200, '{"rewards": [1, 2], "extra_logs": {"a": 1}, "log_counts": {"a": "x"}}', 1, "log_counts['a'] is 'x'"),
+        (200, '{"rewards": [1, 2], "log_counts": [1]}', 1, "log_counts[''] is [1]"),
     ],
 )
 def test_failures_are_errors_and_never_numbers(status, body, calls, message):
@@ -81,6 +88,22 @@ def test_failures_are_errors_and_never_numbers(status, body, calls, message):
     assert message in str(caught.value)
     assert f"{base}/get_reward" in str(caught.value)
     assert len(server.bodies) == calls
+
+
+def test_an_answer_that_is_not_encoded_as_it_says_is_asked_for_again():
+    server = Scripted((200, "abc"), headers={"content-encoding": "gzip"})
+    with running(server.app) as base, pytest.raises(RewardError, match=r"no reward after 2 tries.*DecodingError"):
+        client_of(base, max_retries=1).score(make_groups(2))
+    assert len(server.bodies) == 2
+
+
+def test_a_redirect_names_where_to():
+    server = Scripted((307, ""), headers={"location": "https://elsewhere/get_reward"})
+    with (
+        running(server.app) as base,
+        pytest.raises(RewardError, match=r"307.*the address that it names, https://elsew"),
+    ):
+        client_of(base).score(make_groups(2))
 
 
 def test_requests_spread_over_replicas_in_order():

@@ -403,6 +403,6 @@ def test_the_command_says_why_it_can_not_serve(tmp_path):
     process = start(str(write(tmp_path, "1 / 0\n")), "--port", "0")
     out, err = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert "speechrl serve-reward: --reward.remote_url: " in err
+    assert "speechrl serve-reward: FILE: " in err
     assert "served.py:2: ZeroDivisionError while loading" in err
     assert out == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,9 @@ BAD = [
     ([{"text": "on"}], r"h.jsonl:1: no `id` \(keys: \['text'\]\)"),
     ([{"id": "a", "text": 3}], r"h.jsonl:1: `text` is 3"),
     ([{"id": "a", "text": "on", "finish_reason": "eos"}], r"h.jsonl:1: `finish_reason` is 'eos'"),
+    ([{"id": "a", "text": "on", "duration_s": -1}], r"h.jsonl:1: `duration_s` is -1; it must be seconds above 0"),
+    ('{"id": "a", "text": "on", "duration_s": 1e999}', r"h.jsonl:1: `duration_s` is inf"),
+    (r'{"id": "a", "text": "\ud800"}', r"h.jsonl:1: `text` holds .* half of a surrogate pair"),
     ("", r"h.jsonl: no hypotheses"),
     ("\n\n", r"h.jsonl: no hypotheses"),
     ('{"id": "a", "text": "on"}\n{"id": ', r"h.jsonl:2: not JSON"),
@@ -154,6 +158,31 @@ def test_bad_files_are_told(tmp_path: Path):
     (tmp_path / "m.jsonl").write_text('{"id": "a", "prompt": "", "text": ""}\n' * 2)
     with pytest.raises(ValueError, match=r"m.jsonl:2: id 'a' stands already at .*m.jsonl:1"):
         score(options)
+
+
+def test_an_out_that_would_cost_something_is_refused_before_the_reward_is_asked(tmp_path: Path):
+    asked = tmp_path / "asked"
+    reward = f"def reward_func(q, p, labels):\n    open({str(asked)!r}, 'w')\n    return [1.0] * len(q)\n"
+    options = config(tmp_path, reward=reward)
+    inputs = {"--manifest": options.manifest, "--hypotheses": options.hypotheses}
+    before = {path: Path(path).read_text() for path in inputs.values()}
+    for flag, path in inputs.items():
+        with pytest.raises(ValueError, match=rf"--out .* is {flag}, which it would overwrite"):
+            score(options.model_copy(update={"out": path}))
+    os.mkfifo(tmp_path / "pipe")
+    for path in (str(tmp_path / "pipe"), str(tmp_path), f"{options.manifest}/s.jsonl"):
+        with pytest.raises(ValueError, match=r"--out .* can't be written"):
+            score(options.model_copy(update={"out": path}))
+    assert before == {path: Path(path).read_text() for path in inputs.values()}
+    assert not asked.exists() and (tmp_path / "pipe").is_fifo()
+
+
+def test_a_model_may_say_anything(tmp_path: Path):
+    """A byte-level tokenizer can write NUL; half a surrogate pair it can't."""
+    options = config(tmp_path, [{"id": "a", "text": "on\0", "raw_text": "\0"}, {"id": "a", "text": "on"}])
+    score(options)
+    assert [line["text"] for line in lines(options.out)] == ["on\0", "on"]
+    assert {line["advantage"] for line in lines(options.out)} == {0.0}  # the same reward: NUL is not heard
 
 
 def test_gdpo_without_weights_names_the_flag(tmp_path: Path):

@@ -120,6 +120,12 @@ def test_vowel_marks_may_be_dropped():
     assert normalise("مُحَمَّدٌ", "ar") == "مُحَمَّدٌ"
 
 
+def test_more_digits_than_python_writes_stay_as_they_are():
+    for loop in ("9" * 5000, "1 " * 5000):
+        settled = normalise(loop, TextRules("en", numbers="digits"))
+        assert settled == loop.replace(" ", "")
+
+
 def test_metrics_take_rules_or_a_language():
     rules = TextRules("en", numbers="digits")
     for rate in (cer, wer, mer):

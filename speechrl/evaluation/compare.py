@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from speechrl.config import CompareConfig
+from speechrl.data.languages import language_code
+from speechrl.data.manifest import check_writable
+from speechrl.data.normalise import TextRules
 from speechrl.evaluation.hypotheses import read_hypotheses
-from speechrl.evaluation.metrics import Samples, pair_table, pairs_of, rate_of
+from speechrl.evaluation.metrics import Decoded, Samples, pair_table, pairs_of, rate_of
 from speechrl.statistics import paired_differences
 from speechrl.types import Utterance
 
-FILE = "hypotheses.jsonl"
+FILE, REPORT = "hypotheses.jsonl", "compare.json"
 NAMED = 5  # ids in a message
 
 
@@ -24,6 +28,11 @@ def compare(config: CompareConfig) -> dict:
 
     Raises ValueError when sets, ids, or what the files say of an utterance differ.
     """
+    if config.out:  # before work that would be lost
+        try:
+            check_writable(Path(config.out) / REPORT)
+        except OSError as error:
+            raise ValueError(f"--out {config.out} can't be written: {error.strerror}") from None
     files_a, files_b = find_files(config.a), find_files(config.b)
     if len(files_a) == len(files_b) == 1:  # two files may have any names: their ids tell whether they belong together
         files_b = dict(zip(files_a, files_b.values(), strict=True))
@@ -37,12 +46,7 @@ def compare(config: CompareConfig) -> dict:
         a, b = matched(read_hypotheses(path), read_hypotheses(files_b[name]), str(path), str(files_b[name]))
         report["sets"][name] = compare_set(a, b, config.seed, config.show)
     if config.out:
-        folder = Path(config.out)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "compare.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        except OSError as error:
-            raise ValueError(f"--out {folder}: can't be written ({error.strerror})") from None
+        (Path(config.out) / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", "utf-8")
     return report
 
 
@@ -83,16 +87,31 @@ def matched(
     matched_a, matched_b = [], []
     for key, samples in by_id_a.items():
         utterance = _one_utterance(samples[0].utterance, by_id_b[key][0].utterance)
-        matched_a.append(tuple(replace(item, utterance=utterance) for item in samples))
-        matched_b.append(tuple(replace(item, utterance=utterance) for item in by_id_b[key]))
+        rules = _one_rule(samples[0], by_id_b[key][0])
+        matched_a.append(tuple(replace(item, utterance=utterance, text_rules=rules) for item in samples))
+        matched_b.append(tuple(replace(item, utterance=utterance, text_rules=rules) for item in by_id_b[key]))
     return matched_a, matched_b
+
+
+# What must be the same of an utterance, and when it is.
+_MEANINGS: Mapping[str, Callable[[Any], Any]] = {"text": str, "language": language_code, "keywords": set}
+
+
+def _one_rule(a: Decoded, b: Decoded) -> TextRules | None:
+    """How the texts of both are compared."""
+    if a.text_rules and b.text_rules and a.text_rules != b.text_rules:
+        raise ValueError(
+            f"{b.utterance.where}: {b.utterance.id} was evaluated with {b.text_rules}, at {a.utterance.where} with "
+            f"{a.text_rules}: evaluate both with the same --eval.text_rules"
+        )
+    return a.text_rules or b.text_rules
 
 
 def _one_utterance(a: Utterance, b: Utterance) -> Utterance:
     """What either file says of the utterance, so that both transcripts are measured alike."""
-    for name in ("text", "language", "keywords"):
+    for name, meaning in _MEANINGS.items():
         mine, other = getattr(a, name), getattr(b, name)
-        if mine != other and (name == "text" or (mine and other)):
+        if (name == "text" or (mine and other)) and meaning(mine) != meaning(other):
             what = "reference" if name == "text" else name
             raise ValueError(f"{b.where}: the {what} of {b.id} is {other!r}, at {a.where} it is {mine!r}")
     return replace(a, language=a.language or b.language, keywords=a.keywords or b.keywords)

@@ -22,7 +22,7 @@ class Line(BaseModel):
     text_rules: where not the defaults of the language compared the texts. All else as in a manifest.
     """
 
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False, ser_json_bytes="base64")
 
     id: str
     text: str
@@ -43,7 +43,8 @@ def write_hypotheses(path: Path, groups: Sequence[Samples]) -> None:
     with open(path, "w", encoding="utf-8") as handle:
         for samples in groups:
             for item in samples:
-                handle.write(_line(item).model_dump_json() + "\n")
+                # a `datasets` folder may hold what JSON has not; that must not cost the transcripts
+                handle.write(_line(item).model_dump_json(fallback=repr) + "\n")
 
 
 def _line(item: Decoded) -> Line:
@@ -72,7 +73,7 @@ def read_hypotheses(path: Path) -> list[Samples]:
     """
     found: dict[str, list[Decoded]] = {}
     for where, _, row in read_rows(path):
-        if isinstance(row.get("id"), int):
+        if isinstance(row.get("id"), int) and not isinstance(row["id"], bool):
             row["id"] = str(row["id"])  # as manifests allow
         try:
             line = Line.model_validate_json(json.dumps(row))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
+import reprlib
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -131,11 +132,12 @@ def check_answer(raw: Any, ids: Sequence[str], source: str) -> RewardAnswer:
     for name, value in (("parts", parts), ("extra_logs", logs)):
         if not isinstance(value, Mapping):
             raise RewardError(f"{source}: {name} is a {type(value).__name__}; return a dict by name")
+        if "" in value:
+            raise RewardError(f"{source}: {name} has an empty name; give each a name, under which it is logged")
     values = {str(name): _log_values(value, f"{source}: extra_logs[{name!r}]") for name, value in logs.items()}
     # a server of ours repeats a mean for every completion, as OpenRLHF's client wants it, and tells the count apart
-    told = raw.get("log_counts")
-    told = told if isinstance(told, Mapping) else {}
-    counts = {name: int(told.get(name, len(numbers))) for name, numbers in values.items() if numbers}
+    told = _log_counts(raw.get("log_counts") or {}, source)
+    counts = {name: told.get(name, len(numbers)) for name, numbers in values.items() if numbers}
     return RewardAnswer(
         rewards=_numbers(raw["rewards"], ids, f"{source}: rewards"),
         parts={str(name): _numbers(values, ids, f"{source}: parts[{name!r}]") for name, values in parts.items()},
@@ -144,6 +146,16 @@ def check_answer(raw: Any, ids: Sequence[str], source: str) -> RewardAnswer:
         weights=_weights(raw.get("weights"), {str(name) for name in parts}, source),
         log_counts=counts,
     )
+
+
+def _log_counts(raw: Any, source: str) -> dict[str, int]:
+    counts = raw if isinstance(raw, Mapping) else {"": raw}
+    for name, count in counts.items():
+        if not isinstance(count, int) or isinstance(count, bool) or not 0 < count < 2**53:
+            raise RewardError(
+                f"{source}: log_counts[{name!r}] is {reprlib.repr(count)}; it is how many values a log has"
+            )
+    return {str(name): count for name, count in counts.items()}
 
 
 def _weights(raw: Any, parts: set[str], source: str) -> dict[str, float]:
@@ -186,7 +198,7 @@ def _numbers(values: Any, ids: Sequence[str], where: str) -> list[float | None]:
     for index, value in enumerate(checked):
         hint = _fault(value)
         if hint:
-            raise RewardError(f"{where}[{index}], of sample {ids[index]}, is {value!r}: {hint}")
+            raise RewardError(f"{where}[{index}], of sample {ids[index]}, is {reprlib.repr(value)}: {hint}")
     return [None if value is None else float(value) for value in checked]
 
 
@@ -216,7 +228,7 @@ def _log_values(value: Any, where: str) -> list[float]:
     for number in numbers:
         hint = _fault(number)
         if hint:
-            raise RewardError(f"{where} holds {number!r}: {hint}")
+            raise RewardError(f"{where} holds {reprlib.repr(number)}: {hint}")
     return numbers
 
 
@@ -228,18 +240,20 @@ class RewardPlugin:
     functions: tuple[RewardFunction, ...]
 
     @classmethod
-    def load(cls, path: str | Path) -> RewardPlugin:
-        """Runs the file and finds its functions; a YAML file becomes one. ValueError names flag, file and line."""
+    def load(cls, path: str | Path, flag: str = "--reward.remote_url") -> RewardPlugin:
+        """Runs the file and finds its functions; a YAML file becomes one. ValueError names file and line, and the flag
+        that gave the file.
+        """
         path = Path(path).expanduser().resolve()
         if not path.is_file():
-            raise ValueError(f"--reward.remote_url: there is no reward file {path}")
+            raise ValueError(f"{flag}: there is no reward file {path}")
         if path.suffix in SUFFIXES:
-            return cls(path, (reward_function("reward_func", read_recipe(path), KEYWORD_ARGUMENTS),))
-        module = _run_file(path)
+            return cls(path, (reward_function("reward_func", read_recipe(path, flag), KEYWORD_ARGUMENTS),))
+        module = _run_file(path, flag)
         try:
             return cls(path, tuple(find_functions(module, KEYWORD_ARGUMENTS)))
         except ValueError as error:
-            raise ValueError(f"--reward.remote_url: {path}: {error}") from error
+            raise ValueError(f"{flag}: {path}: {error}") from error
 
     def score(self, request: RewardRequest) -> RewardAnswer:
         """Calls each function once for all completions. RewardError if one raises, or if an answer is malformed."""
@@ -288,23 +302,21 @@ def join_named(
     return RewardAnswer(rewards, parts, logs, weights=all_weights, log_counts=counts)
 
 
-def _run_file(path: Path) -> ModuleType:
+def _run_file(path: Path, flag: str) -> ModuleType:
     # A name that no real module has; registered before it runs, because dataclasses and pickle look modules up by name.
     name = "speechrl_reward_" + re.sub(r"\W", "_", str(path))
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ValueError(f"--reward.remote_url: {path} is not a Python file; its name must end in .py")
+        raise ValueError(f"{flag}: {path} is not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         place = f"{error.filename}:{error.lineno}" if error.filename else str(path)
-        raise ValueError(f"--reward.remote_url: {place}: {error.msg}") from error
+        raise ValueError(f"{flag}: {place}: {error.msg}") from error
     except (Exception, SystemExit) as error:  # the user's top-level code may raise anything; the line is what helps
-        raise ValueError(
-            f"--reward.remote_url: {_place(error, path)}: {type(error).__name__} while loading: {error}"
-        ) from error
+        raise ValueError(f"{flag}: {_place(error, path)}: {type(error).__name__} while loading: {error}") from error
     return module
 
 

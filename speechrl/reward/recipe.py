@@ -75,9 +75,9 @@ class Recipe(Section):
         return found
 
 
-def read_recipe(path: str | Path) -> Callable[..., dict[str, Any]]:
+def read_recipe(path: str | Path, flag: str) -> Callable[..., dict[str, Any]]:
     """The reward_func that a YAML file describes. ValueError names the flag, file:line, the key and what is allowed."""
-    origin = f"--reward.remote_url: {path}"
+    origin = f"{flag}: {path}"
     raw = read_yaml(str(path), origin)
     lines = _lines(yaml.compose(Path(path).read_text(encoding="utf-8"), yaml.SafeLoader))
     try:

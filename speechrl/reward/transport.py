@@ -68,7 +68,7 @@ class Transport:
                     raise RewardError(f"the reward client was closed while retrying ({fault})")
             try:
                 response = self._http.post(url, content=body)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:  # of the transport, or an answer that is not encoded as it says
                 fault = f"POST {url} failed: {self._explain(error)}"
                 continue
             if response.is_success:
@@ -88,7 +88,7 @@ class Transport:
         health = httpx.URL(url).join("health")
         try:
             response = self._http.get(health)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise RewardError(
                 f"--reward.remote_url: no reward server at {url} (GET {health}: {self._explain(error)}); "
                 "start one with `speechrl serve-reward FILE`"
@@ -107,7 +107,7 @@ class Transport:
         longest_s = min(self._backoff_s * 2 ** (attempt - 1), LONGEST_BACKOFF_S)
         return longest_s * random.uniform(0.5, 1.0)
 
-    def _explain(self, error: httpx.TransportError) -> str:
+    def _explain(self, error: httpx.RequestError) -> str:
         timeout = isinstance(error, httpx.TimeoutException)
         return f"{type(error).__name__}: {error}" + (f" (--reward.timeout_s is {self._timeout_s:g})" if timeout else "")
 
@@ -142,7 +142,7 @@ def rest_s(retry_after: str, now: datetime) -> float:
 def _decode(response: httpx.Response, url: str, request: RewardRequest) -> Any:
     try:
         return json.loads(response.text, parse_constant=_refuse_constant)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RewardError(
             f"{url}: the answer is not JSON ({error}): {response.text[:BODY_CHARS]!r} ({name_samples(request.ids)})"
         ) from error
@@ -161,6 +161,8 @@ HINTS = {
 
 def _describe(response: httpx.Response) -> str:
     hint = HINTS.get(response.status_code, "")
+    if response.has_redirect_location:
+        hint = f"; redirects are not followed: give the address that it names, {response.headers['location']}"
     return f"answered {response.status_code}: {response.text[:BODY_CHARS]}{hint}"
 
 
@@ -170,6 +172,6 @@ def _may_retry(response: httpx.Response) -> bool:
         return False
     try:
         body = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return True  # a proxy's error page
     return not (isinstance(body, dict) and body.get("retry") is False)

@@ -130,7 +130,7 @@ def work(path: str, pipe: Connection) -> None:
     """A worker's life: loads the file and says "" or why not, then answers requests until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the server decides
     try:
-        plugin = RewardPlugin.load(path)
+        plugin = RewardPlugin.load(path, "FILE")  # as `speechrl serve-reward` calls it
     except ValueError as error:
         pipe.send(str(error))
         return
