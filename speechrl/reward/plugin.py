@@ -153,7 +153,7 @@ def _log_counts(raw: Any, source: str) -> dict[str, int]:
     for name, count in counts.items():
         if not isinstance(count, int) or isinstance(count, bool) or not 0 < count < 2**53:
             raise RewardError(
-                f"{source}: log_counts[{name!r}] is {reprlib.repr(count)}; it is how many values a log has"
+                f"{source}: log_counts[{name!r}] is {_shown(count)}; it is how many values a log has"
             )
     return {str(name): count for name, count in counts.items()}
 
@@ -198,7 +198,7 @@ def _numbers(values: Any, ids: Sequence[str], where: str) -> list[float | None]:
     for index, value in enumerate(checked):
         hint = _fault(value)
         if hint:
-            raise RewardError(f"{where}[{index}], of sample {ids[index]}, is {reprlib.repr(value)}: {hint}")
+            raise RewardError(f"{where}[{index}], of sample {ids[index]}, is {_shown(value)}: {hint}")
     return [None if value is None else float(value) for value in checked]
 
 
@@ -219,6 +219,13 @@ def _fault(value: Any) -> str:
     return ""
 
 
+def _shown(value: Any) -> str:
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python 3.11's has no short form for them
+        return "an integer of thousands of digits"
+
+
 def _log_values(value: Any, where: str) -> list[float]:
     """What is logged, as numbers; of lists and tensors (a value per sample, as in OpenRLHF) those that are not None."""
     value = _plain(value)
@@ -228,7 +235,7 @@ def _log_values(value: Any, where: str) -> list[float]:
     for number in numbers:
         hint = _fault(number)
         if hint:
-            raise RewardError(f"{where} holds {reprlib.repr(number)}: {hint}")
+            raise RewardError(f"{where} holds {_shown(number)}: {hint}")
     return numbers
 
 
