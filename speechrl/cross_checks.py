@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NO_REWARD = "--reward.remote_url is missing: give a reward file such as rewards/asr.py, or a URL"
 # What evaluation/metrics.py computes, and which end of it is good.
-METRICS: Mapping[str, Literal["min", "max"]] = {
+CORPUS_METRIC_ENDS: Mapping[str, Literal["min", "max"]] = {
     "cer": "min",
     "wer": "min",
     "mer": "min",
@@ -147,15 +147,16 @@ def _check_best(options: Eval, names: Mapping[str, str]) -> None:
     places = [f"eval/{name}/" for name in names]
     whole = best in [place + metric for place in places]
     part = any(best.startswith(f"{place}{key}=") for place in places for key in options.group_by)
-    if metric not in METRICS or not (whole or part):
+    if metric not in CORPUS_METRIC_ENDS or not (whole or part):
         raise ValueError(
             f"--eval.best_metric {best}: expected eval/NAME/METRIC or eval/NAME/KEY=VALUE/METRIC, NAME of "
-            f"{sorted(names)}, KEY of --eval.group_by {list(options.group_by)}, METRIC of {', '.join(METRICS)}"
+            f"{sorted(names)}, KEY of --eval.group_by {list(options.group_by)}, METRIC of "
+            f"{', '.join(CORPUS_METRIC_ENDS)}"
         )
-    if options.best_direction != METRICS[metric]:
+    if options.best_direction != CORPUS_METRIC_ENDS[metric]:
         raise ValueError(
-            f"--eval.best_direction {options.best_direction}: the best {metric} is the {METRICS[metric]}; "
-            f"give --eval.best_direction {METRICS[metric]}"
+            f"--eval.best_direction {options.best_direction}: the best {metric} is the {CORPUS_METRIC_ENDS[metric]}; "
+            f"give --eval.best_direction {CORPUS_METRIC_ENDS[metric]}"
         )
     if metric.startswith("oracle_") and options.n_samples < 2:
         raise ValueError(f"--eval.best_metric {best} needs --eval.n_samples above 1")

@@ -169,7 +169,6 @@ def summarise(groups: Sequence[Samples], decode_s: float, group_by: Sequence[str
         "audio_s": round(audio_s, 3),
         "decode_s": round(decode_s, 3),
         "real_time_factor": round(decode_s / audio_s, 6) if audio_s else None,
-        "counts": edit_totals(groups),
         "breakdown": {
             key: {value: _figures(part, seed) for value, part in parts_of(groups, key).items()} for key in group_by
         },
@@ -178,4 +177,4 @@ def summarise(groups: Sequence[Samples], decode_s: float, group_by: Sequence[str
 
 def _figures(groups: Sequence[Samples], seed: int) -> dict:
     metrics = {name: asdict(rate) for name, rate in rates_with_intervals(groups, seed).items()}
-    return {"utterances": len(groups), "metrics": metrics}
+    return {"utterances": len(groups), "metrics": metrics, "counts": edit_totals(groups)}

@@ -52,6 +52,10 @@ def test_an_evaluation_writes_what_it_says(native: tuple[Path, dict]) -> None:
     out, summary = native
     entry = summary["models"]["m"]["sets"]["dev"]
     assert entry["utterances"] == 12 and entry["counts"]["words"]["reference_length"] == 36  # "turn N on"
+    durations = entry["breakdown"]["duration"].values()
+    assert [sum(part["counts"]["words"][key] for part in durations) for key in ("hits", "reference_length")] == [
+        entry["counts"]["words"][key] for key in ("hits", "reference_length")
+    ]
     assert entry["audio_s"] == pytest.approx(sum(0.4 + 0.15 * index for index in range(12)), abs=0.001)
     assert entry["real_time_factor"] == pytest.approx(entry["decode_s"] / entry["audio_s"], rel=1e-2)
     assert set(entry["metrics"]) >= {"cer", "wer", "keyword_f1", "exact", "overlong", "insertion_heavy", "reward"}

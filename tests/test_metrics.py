@@ -14,7 +14,6 @@ from speechrl.reward.metrics import (
     corpus_rate,
     error_counts,
     error_rates,
-    insertion_rate,
     mer,
     mixed_counts,
     wer,
@@ -91,11 +90,9 @@ def test_counts_by_hand():
 def test_corpus_rate_weighs_by_length():
     counts = [char_counts("x", "a"), char_counts("abcdefghi", "abcdefghi")]
     assert corpus_rate(counts) == 1 / 10  # and not the mean of 1.0 and 0.0
-    assert insertion_rate([char_counts("abcd", "ab"), char_counts("x", "yz")]) == 2 / 4
     assert corpus_rate([char_counts("abc", "")]) == 3.0
-    for rate in (corpus_rate, insertion_rate):
-        with pytest.raises(ValueError, match="no utterances"):
-            rate([])
+    with pytest.raises(ValueError, match="no utterances"):
+        corpus_rate([])
 
 
 TEXT = st.text("abc 'é", max_size=12)

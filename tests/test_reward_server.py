@@ -18,8 +18,8 @@ import torch
 
 from speechrl.config import ServeRewardConfig
 from speechrl.reward.client import RewardClient
-from speechrl.reward.plugin import RewardAnswer, RewardError
-from speechrl.reward.server import RewardReply, make_app, reply
+from speechrl.reward.plugin import RewardAnswer, RewardError, RewardRequest
+from speechrl.reward.server import RewardCall, RewardReply, make_app, reply
 from speechrl.reward.workers import Workers
 from speechrl.sections import Reward
 from speechrl.types import Group, Prompt, Rollout, Scores, Utterance
@@ -120,6 +120,14 @@ def test_openrlhf_client(tmp_path):
     with serving(write(tmp_path, "def reward_func(queries, prompts, labels):\n    return [0.5]\n")) as base:
         rewards, scores, logs = openrlhf_get_rewards(f"{base}/get_reward")
     assert (rewards.tolist(), scores.tolist(), logs) == ([0.5, 0.5], [0.5, 0.5], {})
+
+
+def test_every_field_of_a_request_is_a_key_of_the_call():
+    """`queries` is OpenRLHF's `query`; what a caller leaves out has a default."""
+    fields = [field.name for field in dataclasses.fields(RewardRequest)]
+    assert {"queries" if name == "query" else name for name in RewardCall.model_fields} == set(fields)
+    lists = vars(RewardCall(query=["p:x"], prompts=["p:"], labels=["r"]).to_request())
+    assert list(lists) == fields and lists["responses"] == lists["raw_responses"] == ["x"]
 
 
 def test_every_field_of_an_answer_is_in_the_reply_and_in_the_schema():

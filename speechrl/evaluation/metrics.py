@@ -110,8 +110,8 @@ def _reward(item: Decoded) -> Pair:
     return NOT_COUNTED if item.reward is None else (item.reward, 1)
 
 
-# name -> what one transcript adds; config.METRICS has the same names, with the end that is good
-METRICS: Mapping[str, Callable[[Decoded], Pair]] = {
+# name -> what one transcript adds; cross_checks.CORPUS_METRIC_ENDS has the same names, with the end that is good
+CORPUS_METRICS: Mapping[str, Callable[[Decoded], Pair]] = {
     "cer": lambda item: _over_reference(item.chars.errors, item.chars),
     "wer": lambda item: _over_reference(item.words.errors, item.words),
     "mer": lambda item: _over_reference(item.mixed.errors, item.mixed),
@@ -135,7 +135,7 @@ ORACLES: Mapping[str, str] = {"oracle_cer": "cer", "oracle_wer": "wer", "oracle_
 def pairs_of(samples: Samples) -> dict[str, Pair]:
     """What one utterance adds to each metric."""
     found: dict[str, Pair] = {}
-    for name, metric in METRICS.items():
+    for name, metric in CORPUS_METRICS.items():
         pairs = [metric(item) for item in samples]
         found[name] = _mean([n for n, _ in pairs]), _mean([d for _, d in pairs])
         for oracle, base in ORACLES.items():

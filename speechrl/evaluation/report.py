@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from speechrl.cross_checks import METRICS
+from speechrl.cross_checks import CORPUS_METRIC_ENDS
 from speechrl.tracking import wide_console
 
 WHOLE_NUMBERS = ("reward",)  # metrics that are no percentages
@@ -32,7 +32,7 @@ def print_summary(summary: dict, console: Console | None = None) -> None:
 
 def _table(title: str, head: str, columns: Mapping[str, Mapping[str, dict]]) -> Table:
     table = Table(head, *columns, title=title)
-    for metric in METRICS:
+    for metric in CORPUS_METRIC_ENDS:
         if any(metric in rates for rates in columns.values()):
             table.add_row(metric, *(_cell(metric, rates.get(metric)) for rates in columns.values()))
     return table

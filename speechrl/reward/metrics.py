@@ -131,15 +131,6 @@ def _pairs(
 
 def corpus_rate(counts: Sequence[ErrorCounts]) -> float:
     """All errors over all reference units, in [0, inf): long utterances weigh more. ValueError if there are none."""
-    return _per_reference_unit(sum(count.errors for count in counts), counts)
-
-
-def insertion_rate(counts: Sequence[ErrorCounts]) -> float:
-    """All insertions over all reference units, in [0, inf): rises with hallucination and loops. ValueError if none."""
-    return _per_reference_unit(sum(count.insertions for count in counts), counts)
-
-
-def _per_reference_unit(number: int, counts: Sequence[ErrorCounts]) -> float:
     if not counts:
         raise ValueError("an error rate over no utterances is not defined: the list of counts is empty")
-    return number / max(sum(count.reference_length for count in counts), 1)
+    return sum(count.errors for count in counts) / max(sum(count.reference_length for count in counts), 1)

@@ -152,9 +152,7 @@ def _log_counts(raw: Any, source: str) -> dict[str, int]:
     counts = raw if isinstance(raw, Mapping) else {"": raw}
     for name, count in counts.items():
         if not isinstance(count, int) or isinstance(count, bool) or not 0 < count < 2**53:
-            raise RewardError(
-                f"{source}: log_counts[{name!r}] is {_shown(count)}; it is how many values a log has"
-            )
+            raise RewardError(f"{source}: log_counts[{name!r}] is {_shown(count)}; it is how many values a log has")
     return {str(name): count for name, count in counts.items()}
 
 
