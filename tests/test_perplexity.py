@@ -40,6 +40,13 @@ def test_no_texts(folder):
     assert scorer.nats_per_token(["", ""]) == [None, None]
 
 
+def test_half_a_surrogate_pair_is_a_replacement_character(folder):
+    broken, replaced, whole, emoji = Perplexity(folder).nats_per_token(
+        ["a\ud800", "a\ufffd", "a\ud83d\ude00", "a\U0001f600"]
+    )
+    assert broken == replaced and whole == emoji
+
+
 def test_too_long_a_text_is_named(folder):
     scorer = Perplexity(folder)
     scorer._limit = 8

@@ -35,7 +35,7 @@ class Perplexity:
 
         None for an empty text. ValueError, with the index, for a text longer than the model's context.
         """
-        ids = [self._tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+        ids = [self._tokenizer(_without_surrogates(text), add_special_tokens=False).input_ids for text in texts]
         for index, row in enumerate(ids):
             if self._limit is not None and len(row) >= self._limit:
                 raise ValueError(
@@ -68,3 +68,8 @@ class Perplexity:
         nats_BT = torch.nn.functional.cross_entropy(logits_BTV.transpose(1, 2), ids_BT[:, 1:], reduction="none")
         scored_BT = real_BT[:, 1:]
         return ((nats_BT * scored_BT).sum(1) / scored_BT.sum(1)).tolist()
+
+
+def _without_surrogates(text: str) -> str:
+    """Half of a surrogate pair, which tokenizers refuse, becomes the replacement character."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
