@@ -21,6 +21,7 @@ from speechrl.data.manifest import (
     read_rows,
     typed,
     write_manifest,
+    writing,
 )
 from speechrl.reward.client import RewardClient
 from speechrl.reward.summary import ColumnSummary, summarise
@@ -66,7 +67,8 @@ def score(config: ScoreConfig) -> ScoreReport:
     options = config.algo.advantage
     rewards = GroupRewards.from_scores(scores, options.estimator)
     advantages = as_rows(ADVANTAGES[options.estimator](rewards), scores)
-    write_manifest(config.out, (_line(hypotheses, scores, advantages, *place) for place in hypotheses.places))
+    with writing("--out", config.out):
+        write_manifest(config.out, (_line(hypotheses, scores, advantages, *place) for place in hypotheses.places))
     num_groups, num_live = len(scores), int(has_spread(rewards, options.min_std).sum())
     title = (
         f"{len(hypotheses.places)} hypotheses of {num_groups} of {len(utterances)} utterances; "
@@ -77,10 +79,7 @@ def score(config: ScoreConfig) -> ScoreReport:
 
 def _check_out(config: ScoreConfig) -> None:
     """Raises ValueError before the reward is asked, whose answers would be lost, and for an --out that is an input."""
-    try:
-        check_writable(config.out)
-    except OSError as error:
-        raise ValueError(f"--out {config.out} can't be written: {error.strerror}") from error
+    check_writable("--out", config.out)
     for flag, path in (("--manifest", config.manifest), ("--hypotheses", config.hypotheses)):
         if Path(config.out).exists() and Path(config.out).samefile(path):
             raise ValueError(f"--out {config.out} is {flag}, which it would overwrite: give another file")

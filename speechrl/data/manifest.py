@@ -7,7 +7,7 @@ A `datasets` folder (save_to_disk) has the same names as columns, `audio` being 
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import json
 import math
 import os
@@ -68,14 +68,23 @@ def write_manifest(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
             Path(stream.name).unlink(missing_ok=True)
 
 
-def check_writable(path: str | Path) -> None:
-    """Raises OSError now for what `write_manifest` could not write after hours of work."""
+@contextlib.contextmanager
+def writing(flag: str, path: str | Path) -> Iterator[None]:
+    """An OSError of the block as a ValueError that names the flag which gave the path."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{flag} {path} can't be written: {error.strerror}") from error
+
+
+def check_writable(flag: str, path: str | Path) -> None:
+    """Raises ValueError now for a file that could not be written after hours of work."""
     target = Path(path)
     if target.exists() and not target.is_file():
-        raise OSError(errno.EEXIST, "it exists and is no ordinary file")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=target.parent):
-        pass
+        raise ValueError(f"{flag} {path} can't be written: it exists and is no ordinary file")
+    with writing(flag, path):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=target.parent).close()
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from speechrl.config import CompareConfig
 from speechrl.data.languages import language_code
-from speechrl.data.manifest import check_writable
+from speechrl.data.manifest import check_writable, writing
 from speechrl.data.normalise import TextRules
 from speechrl.evaluation.hypotheses import read_hypotheses
 from speechrl.evaluation.metrics import Decoded, Samples, pair_table, pairs_of, rate_of
@@ -28,11 +28,8 @@ def compare(config: CompareConfig) -> dict:
 
     Raises ValueError when sets, ids, or what the files say of an utterance differ.
     """
-    if config.out:  # before work that would be lost
-        try:
-            check_writable(Path(config.out) / REPORT)
-        except OSError as error:
-            raise ValueError(f"--out {config.out} can't be written: {error.strerror}") from None
+    if config.out:
+        check_writable("--out", Path(config.out) / REPORT)
     files_a, files_b = find_files(config.a), find_files(config.b)
     if len(files_a) == len(files_b) == 1:  # two files may have any names: their ids tell whether they belong together
         files_b = dict(zip(files_a, files_b.values(), strict=True))
@@ -46,7 +43,8 @@ def compare(config: CompareConfig) -> dict:
         a, b = matched(read_hypotheses(path), read_hypotheses(files_b[name]), str(path), str(files_b[name]))
         report["sets"][name] = compare_set(a, b, config.seed, config.show)
     if config.out:
-        (Path(config.out) / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        with writing("--out", config.out):
+            (Path(config.out) / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", "utf-8")
     return report
 
 

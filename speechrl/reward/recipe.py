@@ -153,7 +153,8 @@ def _check(recipe: Recipe) -> None:
         metric = METRICS[part.metric]
         _check_args(metric.function, part.args, (*place, "args"))
         try:
-            metric.function(TRIED, **part.args) if part.args else None
+            if part.args:
+                metric.function(TRIED, **part.args)
         except ValueError as error:
             raise RecipeError((*place, "args"), str(error)) from error
         if part.shape:
