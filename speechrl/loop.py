@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ from speechrl.tracking import Tracker
 from speechrl.training.group import feature_cache_metrics
 from speechrl.training.run_folder import RunFolder
 from speechrl.types import Utterance
+
+SELF_TIMED = ("sync", "wake", "release", "eval")  # stages that measure their own seconds
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ def train(config: TrainConfig) -> Path:
             metrics |= engine.timings() | engine.release()
             with clock("time/reference_s"):
                 ref_logprobs = stages.reference_logprobs(config, groups, reference, policy)
-            train_groups, advantage_metrics = stages.advantages(config, groups, scores, ref_logprobs)
+            with clock("time/advantages_s"):
+                train_groups, advantage_metrics = stages.advantages(config, groups, scores, ref_logprobs)
             rate = learning_rate(
                 step, total_steps, config.actor.adam.lr, config.actor.lr_warmup_ratio * total_steps,
                 config.actor.min_lr_ratio, config.actor.lr_scheduler,
@@ -92,7 +95,7 @@ def train(config: TrainConfig) -> Path:
                 stages.check_encoder(facts, policy.describe())
             with clock("time/save_s"):
                 saver.after_step(step + 1, metrics, last)
-            metrics |= clock.metrics()
+            metrics |= clock.metrics(metrics)
             metrics["rollout/tokens_per_s"] = metrics["rollout/tokens"] / metrics["time/rollout_s"]
             tracker.log(step + 1, metrics)
             tracker.progress_line(step + 1, metrics)
@@ -115,6 +118,11 @@ class Clock:
         yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started
 
-    def metrics(self) -> dict[str, float]:
-        """time/STAGE_s of each stage and time/step_s of the whole."""
-        return self._seconds | {"time/step_s": time.monotonic() - self._started}
+    def metrics(self, told: Mapping[str, float]) -> dict[str, float]:
+        """time/STAGE_s of each stage, time/step_s of the whole, and time/other_s of what no stage accounts for.
+
+        told: metrics of the step, with the seconds that stages measured themselves.
+        """
+        step_s = time.monotonic() - self._started
+        stages_s = sum(self._seconds.values()) + sum(told.get(f"time/{name}_s", 0.0) for name in SELF_TIMED)
+        return self._seconds | {"time/step_s": step_s, "time/other_s": step_s - stages_s}

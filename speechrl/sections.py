@@ -109,6 +109,8 @@ class Data(Selection):
     """Share of each training manifest in a batch; by size if empty."""
     shuffle: bool = True
     """Shuffle each epoch, as a function of --train.seed."""
+    prefetch: bool = True
+    """Decode the next batch, and run a frozen encoder over it, in the background of this one."""
 
 
 class Rollout(Section):

@@ -47,7 +47,10 @@ def sft(config: SftConfig) -> Path:
                 done, total, config.actor.adam.lr, config.actor.lr_warmup_ratio * total, config.actor.min_lr_ratio,
                 config.actor.lr_scheduler,
             )  # fmt: skip
-            metrics = policy.sft_update(loader.next_batch(), rate, step < config.sft.ctc_warmup_steps)
+            utterances = loader.next_batch()
+            if config.data.prefetch:
+                policy.look_ahead(loader.upcoming())
+            metrics = policy.sft_update(utterances, rate, step < config.sft.ctc_warmup_steps)
             policy.forget()
             step += 1
             done, total = _progress(config, step, total_steps, started)

@@ -6,6 +6,7 @@ Shapes: P prompts, G samples of one prompt.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,12 @@ from speechrl.reward.client import RewardClient, merge_answers
 from speechrl.reward.metrics import char_counts, corpus_rate
 from speechrl.reward.plugin import RewardAnswer, answer_to_scores
 from speechrl.reward.summary import summarise
-from speechrl.rollout.engine import RolloutEngine, Sampling
+from speechrl.rollout.engine import Placed, RolloutEngine, Sampling, in_order
 from speechrl.sections import Train
 from speechrl.tracking import Tracker
 from speechrl.training.group import PolicyGroup, RankGroup
 from speechrl.training.run_folder import RunFolder
-from speechrl.types import Group, Scores, TrainGroup
+from speechrl.types import Group, Scores, TrainGroup, Utterance
 
 Metrics = dict[str, float]
 RefLogprobs = list[list[list[float]]]  # [P][G][T]; empty without a reference
@@ -51,7 +52,7 @@ def sampling(config: TrainConfig, step: int) -> Sampling:
 def collect(
     config: TrainConfig, step: int, loader: MixedLoader, engine: RolloutEngine, reward: RewardClient
 ) -> tuple[list[Group], list[Scores], Metrics]:
-    """Sample and score one rollout batch.
+    """Sample and score one rollout batch; with --data.prefetch what the loader gives next is made ready meanwhile.
 
     With --algo.dynamic_filtering_enable, groups that `judge` drops are replaced by further prompts until the batch is
     full, the rounds are used up or a small dataset has gone round (DAPO, Yu et al. 2025); what is then missing stays
@@ -66,9 +67,9 @@ def collect(
         utterances = [utterance for utterance in loader.next_batch() if utterance.id not in taken]
         if not utterances:  # a small dataset has gone round
             break
-        fresh = engine.generate(utterances, sampling(config, step))
-        answers.append(reward.answer(fresh))
-        scores = answer_to_scores(answers[-1], fresh)
+        upcoming = loader.upcoming() if config.data.prefetch else []
+        fresh, scores, answer = _sample_and_score(engine, reward, utterances, sampling(config, step), upcoming)
+        answers.append(answer)
         if all(value is None for score in scores for value in score.rewards):
             print(f"warning: step {step + 1}: the reward gave None for every completion, nothing is learnt", flush=True)
         seen += zip(fresh, scores, strict=True)
@@ -82,6 +83,30 @@ def collect(
     metrics |= filter_metrics(verdicts, wanted, len(answers))
     metrics["rollout/live_groups_share"] = sum(spread_mask(config, scores)) / len(scores)
     return [group for group, _ in kept], [score for _, score in kept], metrics
+
+
+def _sample_and_score(
+    engine: RolloutEngine,
+    reward: RewardClient,
+    utterances: Sequence[Utterance],
+    how: Sampling,
+    upcoming: Sequence[Utterance],
+) -> tuple[list[Group], list[Scores], RewardAnswer]:
+    """Groups are scored as they finish, piece by piece, while the engine samples the rest; in the utterances' order."""
+    pieces: list[tuple[list[Placed], Future[RewardAnswer]]] = []
+    scorer = ThreadPoolExecutor(1, "reward")
+    try:
+        for piece in engine.stream(utterances, how, upcoming):
+            pieces.append((piece, scorer.submit(reward.answer, [group for _, group in piece])))
+        pieces.sort(key=lambda item: item[0][0][0])  # sums of logs must not depend on who was first
+        answers = [job.result() for _, job in pieces]
+    finally:
+        scorer.shutdown(cancel_futures=True)
+    scores: dict[int, Scores] = {}
+    for (piece, _), answer in zip(pieces, answers, strict=True):
+        places, groups = zip(*piece, strict=True)
+        scores |= zip(places, answer_to_scores(answer, groups), strict=True)
+    return in_order(piece for piece, _ in pieces), [scores[place] for place in sorted(scores)], merge_answers(answers)
 
 
 def spread_mask(config: TrainConfig, scores: Sequence[Scores]) -> list[bool]:

@@ -56,6 +56,9 @@ class Rank:
     def step(self):
         self.version += 1
 
+    def look_ahead(self, utterances):
+        self.note(f"look ahead {[item.id for item in utterances]}")
+
     def offload(self):
         self.note("offload")
 
@@ -72,7 +75,7 @@ class Server:
     def note(self, line):
         ray.get(self.diary.write.remote(line))
 
-    def generate(self, sampling, *shares):
+    def stream(self, sampling, *shares):
         if self.fault == "dies":
             print("no memory left, says the stand-in", file=sys.stderr, flush=True)
             os._exit(1)
@@ -82,7 +85,9 @@ class Server:
             for item in share.inputs
         ]
         version = 5 if self.fault == "is stale" else self.version
-        return Sampled(answer, version, tuple(share.encode_s for share in shares), 2.0 - self.number)
+        encode_s = tuple(share.encode_s for share in shares)
+        for place in reversed(range(len(answer))):  # the last prompt is done first
+            yield Sampled([place], [answer[place]], version, encode_s, 2.0 - self.number)
 
     def log_path(self):
         return os.path.realpath("/proc/self/fd/2")

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from speechrl.config import TrainConfig
 from speechrl.data.mix import MixedLoader
-from speechrl.reward.plugin import RewardAnswer
-from speechrl.rollout.engine import Sampling
-from speechrl.sections import Advantage, Algo, Kl, Rollout
+from speechrl.reward.plugin import RewardAnswer, RewardError
+from speechrl.rollout.engine import Placed, RolloutEngine, Sampling
+from speechrl.sections import Advantage, Algo, Data, Kl, Rollout
 from speechrl.stages import advantages, collect, reference_logprobs, reward_metrics, update
 from speechrl.types import Group, Prompt, Scores, Utterance
 from speechrl.types import Rollout as Said
 
 
-class Engine:
+class Engine(RolloutEngine):
     """Two completions of each prompt; keeps the ids that it was given, round by round."""
 
     def __init__(self):
         self.rounds: list[list[str]] = []
 
-    def generate(self, utterances: Sequence[Utterance], sampling: Sampling) -> list[Group]:
+    def stream(
+        self, utterances: Sequence[Utterance], sampling: Sampling, upcoming: Sequence[Utterance] = ()
+    ) -> Iterator[list[Placed]]:
         self.rounds.append([utterance.id for utterance in utterances])
-        return [
-            Group(Prompt(utterance, (1,), ""), (Said((2,), (-0.5,), "stop", 0, text, text),) * 2)
-            for utterance in utterances
-            for text in (f"say {utterance.id}",)
-        ]
+        self.upcoming = [utterance.id for utterance in upcoming]
+        for place, utterance in reversed(list(enumerate(utterances))):
+            text = f"say {utterance.id}"
+            yield [(place, Group(Prompt(utterance, (1,), ""), (Said((2,), (-0.5,), "stop", 0, text, text),) * 2))]
 
 
 class Reward:
@@ -42,8 +43,8 @@ class Reward:
         rewards = [reward for name in ids for reward in self.rewards[name]]
         return RewardAnswer(
             rewards,
-            extra_logs={"groups": float(len(ids))},
-            log_counts={"groups": len(ids)},
+            extra_logs={"number": sum(int(name[1:]) for name in ids) / len(ids)},
+            log_counts={"number": len(ids)},
             scores=None if self.scores is None else [score for name in ids for score in self.scores[name]],
         )
 
@@ -154,9 +155,34 @@ def test_gdpo_keeps_a_group_whose_parts_differ():
     assert train_groups[0].advantages == pytest.approx((-(0.5**0.5), 0.5**0.5))
 
 
+def test_what_comes_next_is_named_to_the_engine_unless_told_not_to():
+    for prefetch, expected in ((True, ["u2", "u3"]), (False, [])):
+        names = [f"u{index}" for index in range(4)]
+        rollout = Rollout(batch_size=2, n_samples_per_prompt=2)
+        config = TrainConfig(rollout=rollout, data=Data(prefetch=prefetch))
+        loader = MixedLoader([[Utterance(name, "say") for name in names]], (), 2, 0, False, "--rollout.batch_size")
+        engine = Engine()
+        groups, scores, _ = collect(config, 0, loader, engine, Reward({"u0": GOOD, "u1": HARD}))  # type: ignore[arg-type]
+        assert [group.utterance.id for group in groups] == ["u0", "u1"]  # though u1 was done first
+        assert [score.rewards for score in scores] == [GOOD, HARD]
+        assert engine.upcoming == expected
+        assert [utterance.id for utterance in loader.next_batch()] == ["u2", "u3"]  # naming them took nothing
+
+
+def test_a_reward_that_fails_ends_the_step_with_its_error():
+    class Broken(Reward):
+        def answer(self, groups: Sequence[Group]) -> RewardAnswer:
+            raise RewardError(f"no score for {groups[0].utterance.id}")
+
+    loader = MixedLoader([[Utterance("u0", "say")]], (), 1, 0, False, "--rollout.batch_size")
+    config = TrainConfig(rollout=Rollout(batch_size=1, n_samples_per_prompt=2))
+    with pytest.raises(RewardError, match="no score for u0"):
+        collect(config, 0, loader, Engine(), Broken({}))  # type: ignore[arg-type]
+
+
 def test_logs_are_means_over_all_rounds():
     _, _, metrics = run([FLAT, FLAT, GOOD], dynamic_filtering_max_rounds=9, **FILTER)
-    assert metrics["reward/log/groups"] == pytest.approx((2 * 2 + 1 * 1) / 3)  # 2 groups, then 1, by completions
+    assert metrics["reward/log/number"] == pytest.approx((0 + 1 + 2) / 3)  # of u0 and u1, then u2
 
 
 def test_a_batch_without_any_group_passes_through_every_stage():

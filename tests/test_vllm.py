@@ -14,13 +14,13 @@ import torch
 from speechrl.data.manifest import read_manifest
 from speechrl.launch import cluster
 from speechrl.models.tiny import build_causal_lm, build_qwen2_audio, build_qwen3_asr
-from speechrl.rollout.engine import Sampling
-from speechrl.rollout.vllm import VllmServer
+from speechrl.rollout.engine import Completion, Sampling
+from speechrl.rollout.vllm import Sampled, VllmServer
 from speechrl.rollout.weights import pack
 from speechrl.sections import RayOptions, Vllm
 from speechrl.training.policy import PolicyRank
 from speechrl.training.weight_sync import buckets, engine_name
-from speechrl.types import Utterance
+from speechrl.types import Prompt, Utterance
 
 from .conftest import CHARACTERS
 from .test_update import make_config, policy_rank
@@ -47,6 +47,9 @@ class Server:
 
     def __getattr__(self, method: str):
         return lambda *arguments: ray.get(getattr(self.actor, method).remote(*arguments))
+
+    def stream(self, *arguments) -> Iterator[Sampled]:
+        return map(ray.get, self.actor.stream.options(num_returns="streaming").remote(*arguments))
 
 
 @pytest.fixture(scope="module")
@@ -94,12 +97,21 @@ def shake(rank: PolicyRank, part: str) -> None:
     rank.weights_version += 1
 
 
+def complete(
+    rank: PolicyRank, server: Server, utterances: list[Utterance], sampling: Sampling
+) -> list[tuple[Prompt, list[Completion]]]:
+    """What the engine answers, in the order of the utterances."""
+    found = {}
+    for sampled in server.stream(sampling, rank.engine_inputs(utterances)):
+        found |= dict(zip(sampled.places, sampled.groups, strict=True))
+    return [found[place] for place in range(len(utterances))]
+
+
 def gap(rank: PolicyRank, server: Server, utterances: list[Utterance], temperature: float) -> float:
     """Mean absolute difference (nats per token) between the engine's and the trainer's log-probs."""
     sampling = Sampling(num_samples=4, temperature=temperature, max_new_tokens=12, step=rank.weights_version)
-    sampled = server.generate(sampling, rank.engine_inputs(utterances))
-    assert sampled.weights_version == rank.weights_version
-    groups = rank.groups_of(sampled.groups, sampled.weights_version)
+    assert server.describe()["weights_version"] == rank.weights_version
+    groups = rank.groups_of(complete(rank, server, utterances, sampling), rank.weights_version)
     ours = rank.logprobs(groups, temperature or 1.0, rank.config.train)
     differences = [
         abs(mine - theirs)
@@ -113,7 +125,7 @@ def gap(rank: PolicyRank, server: Server, utterances: list[Utterance], temperatu
 def greedy(rank: PolicyRank, server: Server, utterances: list[Utterance]) -> tuple[list, list]:
     """Greedy token ids of the engine and of the policy's own forward pass."""
     sampling = Sampling(temperature=0.0, max_new_tokens=12)
-    sampled = server.generate(sampling, rank.engine_inputs(utterances)).groups
+    sampled = complete(rank, server, utterances, sampling)
     native = rank.generate(utterances, sampling)
     return [group[0].token_ids for _, group in sampled], [group.rollouts[0].token_ids for group in native]
 
@@ -150,7 +162,7 @@ def test_a_projectors_change_needs_no_sync(pair) -> None:
 def test_samples_differ_within_a_group_and_repeat_with_the_seed(pair) -> None:
     rank, server, utterances = pair
     sampling = Sampling(num_samples=4, max_new_tokens=12, seed=1)
-    first, again = (server.generate(sampling, rank.engine_inputs(utterances)).groups for _ in range(2))
+    first, again = (complete(rank, server, utterances, sampling) for _ in range(2))
     assert [[item.token_ids for item in group] for _, group in first] == [
         [item.token_ids for item in group] for _, group in again
     ]
@@ -160,7 +172,7 @@ def test_samples_differ_within_a_group_and_repeat_with_the_seed(pair) -> None:
 def test_banned_ids_are_never_sampled_and_stops_are_kept(pair) -> None:
     rank, server, utterances = pair
     sampling = Sampling(num_samples=64, temperature=2.0, max_new_tokens=24)
-    sampled = server.generate(sampling, rank.engine_inputs(utterances)).groups
+    sampled = complete(rank, server, utterances, sampling)
     items = [item for _, group in sampled for item in group]
     assert not {token for item in items for token in item.token_ids} & set(rank.builder.banned_ids)
     reasons = {"stop": 0, "length": 0}
@@ -174,7 +186,7 @@ def test_banned_ids_are_never_sampled_and_stops_are_kept(pair) -> None:
 def test_a_prompt_that_is_too_long_names_the_utterance(pair) -> None:
     rank, server, utterances = pair
     with pytest.raises(ValueError, match=rf"prompt of {utterances[0].id} has \d+ tokens; .*--vllm.max_model_len 256"):
-        server.generate(Sampling(max_new_tokens=250), rank.engine_inputs(utterances))
+        complete(rank, server, utterances, Sampling(max_new_tokens=250))
 
 
 def check_before_and_after_a_sync(rank: PolicyRank, server: Server, utterances: list[Utterance], limit: float) -> None:

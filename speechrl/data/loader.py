@@ -54,11 +54,16 @@ class UtteranceLoader:
 
     def next_batch(self) -> list[Utterance]:
         """The next `batch_size` utterances, all different."""
+        batch = self.upcoming()
+        self._num_batches += 1
+        return batch
+
+    def upcoming(self) -> list[Utterance]:
+        """What `next_batch` will give."""
         epoch, batch = divmod(self._num_batches, self.num_batches_per_epoch)
         order, start = self._order(epoch), batch * self._batch_size
         chosen = order[start : start + self._batch_size]
         chosen += order[: self._batch_size - len(chosen)]
-        self._num_batches += 1
         return [self._utterances[index] for index in chosen]
 
     def state_dict(self) -> dict[str, Any]:

@@ -43,9 +43,11 @@ class MixedLoader:
 
     def next_batch(self) -> list[Utterance]:
         """The next utterances of every source, interleaved so that any slice of the batch holds about the shares."""
-        batches = [loader.next_batch() for loader in self._loaders]
-        placed = [((i + 0.5) / len(batch), s, u) for s, batch in enumerate(batches) for i, u in enumerate(batch)]
-        return [utterance for _, _, utterance in sorted(placed, key=lambda item: item[:2])]
+        return _interleaved([loader.next_batch() for loader in self._loaders])
+
+    def upcoming(self) -> list[Utterance]:
+        """What `next_batch` will give."""
+        return _interleaved([loader.upcoming() for loader in self._loaders])
 
     @property
     def num_batches_per_epoch(self) -> int:
@@ -64,6 +66,11 @@ class MixedLoader:
             )
         for loader, saved in zip(self._loaders, state["loaders"], strict=True):
             loader.load_state_dict(saved)
+
+
+def _interleaved(batches: Sequence[Sequence[Utterance]]) -> list[Utterance]:
+    placed = [((i + 0.5) / len(batch), s, u) for s, batch in enumerate(batches) for i, u in enumerate(batch)]
+    return [utterance for _, _, utterance in sorted(placed, key=lambda item: item[:2])]
 
 
 def largest_remainder(shares: Sequence[float], total: int) -> list[int]:

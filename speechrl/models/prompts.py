@@ -6,6 +6,7 @@ encoder output is at hand is not decoded at all: its prompt needs the number of 
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
@@ -24,7 +25,7 @@ class Prepared:
 
 
 class PromptBuilder:
-    """Builds prompts and labels for one model.
+    """Builds prompts and labels for one model. Several threads may use it: a tokenizer by itself serves one at a time.
 
     instruction: text beside the audio where an utterance has no prompt of its own; the family's default if empty.
     force_language: start the answer with the utterance's language tag.
@@ -52,6 +53,7 @@ class PromptBuilder:
         self._cache_bytes, self._cached_bytes = cache_bytes, 0
         self._keep_features = keep_features
         self.num_decoded = 0
+        self._lock = threading.Lock()
 
     def prepare(self, utterance: Utterance, num_audio_tokens: int | None = None) -> Prepared:
         """num_audio_tokens: of the encoder's output where it is at hand; then no audio is opened.
@@ -59,15 +61,16 @@ class PromptBuilder:
         Raises ValueError naming the utterance when its audio is missing, unreadable or does not fit the model.
         """
         key = (utterance.id, utterance.where)
-        kept = self._cache.get(key)
-        if kept is not None and self._serves(kept, num_audio_tokens):
-            self._cache.move_to_end(key)
-            return kept
-        if self.family.has_audio:
-            prepared = self._audio_prompt(utterance, num_audio_tokens)
-        else:
-            prepared = self._text_prompt(utterance)
-        self._remember(key, prepared if self._keep_features else replace(prepared, features=None))
+        with self._lock:
+            kept = self._cache.get(key)
+            if kept is not None and self._serves(kept, num_audio_tokens):
+                self._cache.move_to_end(key)
+                return kept
+            if self.family.has_audio:
+                prepared = self._audio_prompt(utterance, num_audio_tokens)
+            else:
+                prepared = self._text_prompt(utterance)
+            self._remember(key, prepared if self._keep_features else replace(prepared, features=None))
         return prepared
 
     def _serves(self, kept: Prepared, num_audio_tokens: int | None) -> bool:
@@ -78,11 +81,13 @@ class PromptBuilder:
     def label_ids(self, utterance: Utterance, with_language: bool) -> tuple[int, ...]:
         """What SFT trains the model to answer, the stop token included."""
         answer = self.family.answer(utterance, with_language and not self.force_language)
-        return (*self.tokenizer(answer, add_special_tokens=False).input_ids, self.stop_ids[0])
+        with self._lock:
+            return (*self.tokenizer(answer, add_special_tokens=False).input_ids, self.stop_ids[0])
 
     def decode(self, token_ids: tuple[int, ...], utterance: Utterance) -> tuple[str, str, str | None]:
         """(text with its tags, transcript, language the model named)."""
-        raw = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        with self._lock:
+            raw = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
         language, text = self.family.parse(raw)
         if self.force_language:
             language = language_name(utterance.language)

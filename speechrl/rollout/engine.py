@@ -6,7 +6,7 @@ Shapes: R rows of projected audio, H hidden size of the language model.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -90,12 +90,24 @@ class EngineSpec:
     sleeps: bool = False
 
 
+Placed = tuple[int, Group]  # a group and the place of its utterance in what was asked for
+
+
 class RolloutEngine(Protocol):
     """Samples groups with the newest weights."""
 
-    def generate(self, utterances: Sequence[Utterance], sampling: Sampling) -> list[Group]:
-        """One group of `sampling.num_samples` rollouts per utterance, in their order."""
+    def stream(
+        self, utterances: Sequence[Utterance], sampling: Sampling, upcoming: Sequence[Utterance] = ()
+    ) -> Iterator[list[Placed]]:
+        """Groups of `sampling.num_samples` rollouts, some at a time, as they finish.
+
+        upcoming: what will be asked for after these; made ready in the background.
+        """
         ...
+
+    def generate(self, utterances: Sequence[Utterance], sampling: Sampling) -> list[Group]:
+        """One group per utterance, in their order."""
+        return in_order(self.stream(utterances, sampling))
 
     def timings(self) -> dict[str, float]:
         """Metrics: seconds of the parts of the last `generate`."""
@@ -112,3 +124,9 @@ class RolloutEngine(Protocol):
     def forget(self) -> None:
         """Drop what was kept of the utterances seen so far: an id is unique within one set only."""
         ...
+
+
+def in_order(pieces: Iterable[Sequence[Placed]]) -> list[Group]:
+    """The groups of all pieces by their places."""
+    groups = dict(placed for piece in pieces for placed in piece)
+    return [groups[place] for place in range(len(groups))]

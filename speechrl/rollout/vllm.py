@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from torch import Tensor
 
 from speechrl.rollout import vllm_api
-from speechrl.rollout.engine import Completion, EngineInput, EngineSpec, Sampling, Share
+from speechrl.rollout.engine import Completion, EngineInput, EngineSpec, Placed, RolloutEngine, Sampling, Share
+from speechrl.rollout.streaming import as_they_come
 from speechrl.rollout.weights import Bucket
 from speechrl.sections import Vllm
-from speechrl.types import Group, Prompt, Utterance
+from speechrl.types import Prompt, Utterance
+
+PIECES = 8  # that an engine's answer comes in, so that rewards are computed while it samples on
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """Completions of each prompt, the version of the weights that made them, and where the time went.
+    """Completions of some prompts, the version of the weights that made them, and where the time went.
 
-    encode_s: of each share.
+    places: of the prompts among all of the engine's. encode_s: of each share. engine_s: since the engine began.
     """
 
+    places: list[int]
     groups: list[tuple[Prompt, list[Completion]]]
     weights_version: int
     encode_s: tuple[float, ...]
@@ -47,20 +54,25 @@ class VllmServer:
         """The file on this node that Ray writes this actor's stderr to."""
         return os.path.realpath("/proc/self/fd/2")
 
-    def generate(self, sampling: Sampling, *shares: Share) -> Sampled:
-        """Completions of the prompts, share after share. All are one batch to vLLM, if their audio has room."""
+    def stream(self, sampling: Sampling, *shares: Share) -> Iterator[Sampled]:
+        """Completions of the prompts, share after share, some at a time as they finish. All are one batch to vLLM, if
+        their audio has room.
+        """
         inputs = [item for share in shares for item in share.inputs]
         for item in inputs:
             self._check_length(item, sampling.max_new_tokens)
         started = time.monotonic()
-        groups: list[tuple[Prompt, list[Completion]]] = []
+        encode_s = tuple(share.encode_s for share in shares)
+        first = 0
         for wave, pieces in waves(shares, self.spec.num_audio_rows):
             if pieces:
                 vllm_api.take_audio(self.llm, pieces)
-            completions = vllm_api.complete(self.llm, wave, self.spec, sampling)
-            groups += [(item.prompt, group) for item, group in zip(wave, completions, strict=True)]
-        encode_s = tuple(share.encode_s for share in shares)
-        return Sampled(groups, self.weights_version, encode_s, time.monotonic() - started)
+            finished = vllm_api.complete(self.llm, wave, self.spec, sampling)
+            for some in _pieces(finished, math.ceil(len(inputs) / PIECES)):
+                places = [first + place for place, _ in some]
+                groups = [(inputs[first + place].prompt, completions) for place, completions in some]
+                yield Sampled(places, groups, self.weights_version, encode_s, time.monotonic() - started)
+            first += len(wave)
 
     def _check_length(self, item: EngineInput, max_new_tokens: int) -> None:
         utterance, room = item.prompt.utterance, self.spec.num_audio_rows
@@ -93,6 +105,13 @@ class VllmServer:
 
     def wake(self, what: str) -> None:
         vllm_api.wake(self.llm, what)
+
+
+def _pieces(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """`size` items at a time; the last are what is left."""
+    items = iter(items)
+    while piece := list(itertools.islice(items, size)):
+        yield piece
 
 
 def waves(shares: Sequence[Share], room: int) -> Iterator[tuple[list[EngineInput], list[Tensor]]]:
@@ -129,7 +148,7 @@ class Turns:
 NO_TURNS = Turns(engine=False, policy=False)
 
 
-class VllmEngine:
+class VllmEngine(RolloutEngine):
     """The engines as one RolloutEngine. Prompts are made by the policy ranks, which hold encoder and projector.
 
     Audio goes from rank to engine as Ray references, not through the driver. transfer: how weights travel, a row of
@@ -144,53 +163,72 @@ class VllmEngine:
         self._timings: dict[str, float] = {}
         self._logs: list[str] = ray.get([server.log_path.remote() for server in servers])  # while they live
 
-    def generate(self, utterances: Sequence[Utterance], sampling: Sampling) -> list[Group]:
-        """One group per utterance, in their order. Raises RuntimeError when an engine has died or has old weights."""
-        ranks, engines = self.policy.ranks, self.servers
-        # utterance i is encoded on rank i mod R; an engine gets a part of every rank's share
-        parts: dict[tuple[int, int], list[int]] = {}
-        for index, utterance in enumerate(utterances):
-            rank = index % len(ranks)
-            self.policy.home[utterance.id] = rank
-            parts.setdefault(((index // len(ranks)) % len(engines), rank), []).append(index)
-        groups: list[Any] = [None] * len(utterances)
-        pending = []
-        for number, engine in enumerate(engines):
-            mine = {rank: indices for (owner, rank), indices in sorted(parts.items()) if owner == number}
-            if mine:
-                inputs = [
-                    ranks[rank].engine_inputs.remote([utterances[index] for index in indices])
-                    for rank, indices in mine.items()
-                ]
-                order = [index for indices in mine.values() for index in indices]
-                pending.append((number, list(mine), order, engine.generate.remote(sampling, *inputs)))
+    def stream(
+        self, utterances: Sequence[Utterance], sampling: Sampling, upcoming: Sequence[Utterance] = ()
+    ) -> Iterator[list[Placed]]:
+        """See RolloutEngine. Raises RuntimeError when an engine has died or has old weights."""
+        ranks = self.policy.ranks
+        self.policy.home |= {utterance.id: index % len(ranks) for index, utterance in enumerate(utterances)}
+        orders = self._orders(len(utterances))
+        answers = {
+            number: self._ask(number, order, utterances, sampling) for number, order in enumerate(orders) if order
+        }
+        # a rank without utterances still takes part where weights are gathered
         idle = [ranks[rank].engine_inputs.remote([]) for rank in range(len(utterances), len(ranks))]
-        encode_s, engine_s = [0.0] * len(ranks), 0.0
-        for number, sources, order, answer in pending:
-            sampled = self._get(number, answer)
+        if upcoming:
+            self.policy.look_ahead(upcoming)
+        last: dict[int, Sampled] = {}
+        for number, sampled in self._answers(answers):
             if sampled.weights_version != self.weights_version:
                 raise RuntimeError(
                     f"vLLM engine {number} sampled with weights of version {sampled.weights_version}, the policy has "
                     f"{self.weights_version}"
                 )
+            last[number] = sampled
             done = ray.get(ranks[number % len(ranks)].groups_of.remote(sampled.groups, sampled.weights_version))
-            for index, group in zip(order, done, strict=True):
-                groups[index] = group
-            for rank, seconds in zip(sources, sampled.encode_s, strict=True):
-                encode_s[rank] += seconds
-            engine_s = max(engine_s, sampled.engine_s)
+            yield [(orders[number][place], group) for place, group in zip(sampled.places, done, strict=True)]
         ray.get(idle)
+        encode_s = [0.0] * len(ranks)
+        for number, sampled in last.items():
+            for rank, seconds in zip(self._sources(orders[number]), sampled.encode_s, strict=True):
+                encode_s[rank] += seconds
+        engine_s = max(sampled.engine_s for sampled in last.values())
         self._timings = {"time/encode_s": max(encode_s), "time/engine_s": engine_s}  # of the slowest
-        return groups
+
+    def _orders(self, count: int) -> list[list[int]]:
+        """The utterances of each engine, rank after rank. Utterance i is encoded on rank i mod R; an engine gets a part
+        of every rank's share.
+        """
+        size = len(self.policy.ranks)
+        owners = [(index // size) % len(self.servers) for index in range(count)]
+        return [
+            sorted((index for index in range(count) if owners[index] == number), key=lambda index: index % size)
+            for number in range(len(self.servers))
+        ]
+
+    def _sources(self, order: Sequence[int]) -> list[int]:
+        """The ranks that encode these utterances, in their order."""
+        return list(dict.fromkeys(index % len(self.policy.ranks) for index in order))
+
+    def _ask(self, number: int, order: Sequence[int], utterances: Sequence[Utterance], sampling: Sampling) -> Any:
+        """The engine's generator of answers."""
+        ranks = self.policy.ranks
+        inputs = [
+            ranks[rank].engine_inputs.remote([utterances[index] for index in order if index % len(ranks) == rank])
+            for rank in self._sources(order)
+        ]
+        return self.servers[number].stream.options(num_returns="streaming").remote(sampling, *inputs)
+
+    def _answers(self, answers: Mapping[int, Any]) -> Iterator[tuple[int, Sampled]]:
+        numbers = list(answers)
+        for index, sampled in as_they_come(list(answers.values())):
+            try:
+                yield numbers[index], ray.get(sampled)
+            except ray.exceptions.RayActorError as error:
+                raise self._death(numbers[index], error) from error
 
     def timings(self) -> dict[str, float]:
         return self._timings
-
-    def _get(self, number: int, answer: Any) -> Any:
-        try:
-            return ray.get(answer)
-        except ray.exceptions.RayActorError as error:
-            raise self._death(number, error) from error
 
     def _death(self, number: int, error: Exception) -> RuntimeError:
         return RuntimeError(

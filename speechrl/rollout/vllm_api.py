@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -83,19 +83,25 @@ def take_audio(llm: Any, pieces: Sequence[Tensor]) -> None:
         first += len(piece_RH)
 
 
-def complete(llm: Any, inputs: Sequence[EngineInput], spec: EngineSpec, sampling: Sampling) -> list[list[Completion]]:
-    """G completions of each prompt: one request per prompt, whose samples share its cached prefix.
+def complete(
+    llm: Any, inputs: Sequence[EngineInput], spec: EngineSpec, sampling: Sampling
+) -> Iterator[tuple[int, list[Completion]]]:
+    """(place of the prompt, its G completions) as prompts finish: one request per prompt, whose samples share its
+    cached prefix.
 
     Audio rows are numbered in the order of the inputs.
     """
     from vllm import SamplingParams
+    from vllm.inputs.engine import tokens_input
+    from vllm.sampling_params import RequestOutputKind
 
     ids, next_row = [], spec.hf_config["vocab_size"]
     for item in inputs:
         ids.append(engine_ids(item, next_row))
         next_row += item.num_audio_rows
-    parameters = [
-        SamplingParams(
+    engine = llm.llm_engine
+    for place, (row, item) in enumerate(zip(ids, inputs, strict=True)):
+        parameters = SamplingParams(
             n=sampling.num_samples,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -106,11 +112,13 @@ def complete(llm: Any, inputs: Sequence[EngineInput], spec: EngineSpec, sampling
             logprobs=0,  # of the sampled token
             seed=sampling.seed_of(item.prompt.utterance.id),
             detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        for item in inputs
-    ]
-    outputs = llm.generate([{"prompt_token_ids": row} for row in ids], parameters, use_tqdm=False)
-    return [[_completion(output) for output in request.outputs] for request in outputs]
+        engine.add_request(str(place), tokens_input(row), parameters)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                yield int(output.request_id), [_completion(sample) for sample in output.outputs]
 
 
 def engine_ids(item: EngineInput, first_row: int) -> list[int]:

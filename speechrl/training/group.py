@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from speechrl.rollout.engine import Sampling
+from speechrl.rollout.engine import Placed, RolloutEngine, Sampling
+from speechrl.rollout.streaming import as_they_come
 from speechrl.sections import Selection, Train
 from speechrl.types import Group, TrainGroup, Utterance
 
 SLACK = 0.05  # a rank keeps what it encoded up to this share above the mean load
 
 
-class RankGroup:
+class RankGroup(RolloutEngine):
     """Ranks that each hold the whole model for inference: the reference, or a model under evaluation."""
 
     def __init__(self, ranks: Sequence[Any], placement: Any = None):
@@ -45,15 +46,26 @@ class RankGroup:
         """Nothing to do: there is no engine beside these ranks."""
         return {}
 
-    def generate(self, utterances: Sequence[Utterance], sampling: Sampling) -> list[Group]:
-        """One group per utterance, in their order; utterance i is sampled on rank i mod N."""
+    def stream(
+        self, utterances: Sequence[Utterance], sampling: Sampling, upcoming: Sequence[Utterance] = ()
+    ) -> Iterator[list[Placed]]:
+        """See RolloutEngine; utterance i is sampled on rank i mod N."""
         size = len(self.ranks)
         self.home |= {utterance.id: index % size for index, utterance in enumerate(utterances)}
-        shares = [rank.generate.remote(list(utterances[i::size]), sampling) for i, rank in enumerate(self.ranks)]
-        groups: list[Any] = [None] * len(utterances)
-        for index, share in enumerate(ray.get(shares)):
-            groups[index::size] = share
-        return groups
+        answers = [
+            rank.stream.options(num_returns="streaming").remote(list(utterances[i::size]), sampling)
+            for i, rank in enumerate(self.ranks)
+        ]
+        if upcoming:
+            self.look_ahead(upcoming)
+        for rank, piece in as_they_come(answers):
+            yield [(rank + size * place, group) for place, group in ray.get(piece)]
+
+    def look_ahead(self, utterances: Sequence[Utterance]) -> None:
+        """Each rank makes its share ready in the background, once it has done what it was asked for before."""
+        size = len(self.ranks)
+        for i, rank in enumerate(self.ranks):
+            rank.look_ahead.remote(list(utterances[i::size]))
 
     def logprobs(
         self, groups: Sequence[Group], temperature: float, options: Train, policy: PolicyGroup | None = None

@@ -7,32 +7,27 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from speechrl.models.attention import FLEX_BLOCK, why_not_shared_prefix
-from speechrl.models.families import Features
-from speechrl.models.feature_cache import FeatureCache, check_feature_cache, encoder_context
 from speechrl.models.load import encoder_digest, freeze_roles, load_model
 from speechrl.models.policy import PolicyModule
-from speechrl.models.prompts import Prepared, PromptBuilder
+from speechrl.models.prompts import PromptBuilder
 from speechrl.rollout.beam import beam_search
-from speechrl.rollout.engine import Completion, EngineInput, EngineSpec, Sampling, Share
+from speechrl.rollout.engine import Completion, EngineInput, EngineSpec, Placed, Sampling, Share, in_order
 from speechrl.rollout.native import sample
 from speechrl.sections import Role, Runtime, Selection, Train, Vllm
 from speechrl.training.batch import Packing, collate, micro_batches, rows_of
+from speechrl.training.encoding import EncodingRank
 from speechrl.training.weight_sync import TRANSFERS, Route, buckets, engine_config
 from speechrl.types import Group, Prompt, Rollout, TrainGroup, Utterance
 
-ENCODE_BATCH = 16  # utterances a forward pass of the encoder takes
 
-
-class InferenceRank:
+class InferenceRank(EncodingRank):
     """One model on one device.
 
     model: folder. freeze: roles that hold still; a frozen encoder runs once per utterance. num_ctc_units: see
@@ -49,101 +44,24 @@ class InferenceRank:
         num_ctc_units: int = 0,
         rank: int = 0,
     ):
-        self.device = pick_device(runtime.device)
-        if self.device.type == "cpu":
+        device = pick_device(runtime.device)
+        if device.type == "cpu":
             torch.set_num_threads(runtime.threads_per_rank)
         quiet_libraries()
         self.path, self.dtype, self.rank = model, dtype, rank
         self.loaded = load_model(model, dtype, runtime.attn_implementation, runtime.trust_remote_code)
-        self.loaded.model.to(self.device)
+        self.loaded.model.to(device)
         self.parameter_counts = freeze_roles(self.loaded.model, self.loaded.family, freeze)
         # outputs on disk make features in memory useless, and wrong for a file that changes during the run
-        self.builder = PromptBuilder(
+        builder = PromptBuilder(
             self.loaded, data.instruction, data.force_language, keep_features=not data.feature_cache
         )
-        self.module = PolicyModule(self.loaded, self.builder.banned_ids, "encoder" not in freeze, num_ctc_units)
-        self.family = self.loaded.family
+        module = PolicyModule(self.loaded, builder.banned_ids, "encoder" not in freeze, num_ctc_units)
+        super().__init__(self.loaded, builder, module, runtime, data)
         self.no_shared_prefix = why_not_shared_prefix(self.module.decoder)
         self.weights_version = 0
-        self._encoded: dict[str, Tensor] = {}  # utterance id -> encoder output [A, D]
-        self._keys: dict[str, str] = {}  # utterance id -> key in the feature cache
-        self.num_encoder_passes = 0
         self.sync_group: Any = None  # of NCCL, with the engines' workers, where weights travel that way
         self.feature_cache = self._open_feature_cache(data, runtime.num_ranks)
-
-    def _open_feature_cache(self, data: Selection, num_ranks: int) -> FeatureCache | None:
-        check_feature_cache(data, self.family)
-        if not data.feature_cache:
-            return None
-        assert self.module.encoder_is_frozen, "the config refuses a cache of what trains"
-        context = encoder_context(self.loaded, self.module.encoder)
-        # twice: a reference with another encoder has as many ranks that write
-        return FeatureCache(data.feature_cache, int(data.feature_cache_gb * 2**30), context, 2 * num_ranks)
-
-    # --- encoding ---------------------------------------------------------------------------------------------------
-
-    def prepare(self, utterances: Sequence[Utterance]) -> list[Prepared]:
-        """Prompts, and features where the encoder must run. Raises ValueError naming the utterance that can't be
-        prepared.
-        """
-        return [self.builder.prepare(utterance, self._recall(utterance)) for utterance in utterances]
-
-    def _recall(self, utterance: Utterance) -> int | None:
-        """Number of encoder outputs of an utterance that are at hand, in memory or in the feature cache; None where
-        they must be computed, and without a cache.
-        """
-        cache, name = self.feature_cache, utterance.id
-        if cache is None or utterance.audio is None:
-            return None
-        if name not in self._encoded:
-            # the key is taken before the file is decoded: what is kept under it is never older than it
-            self._keys[name] = cache.key(utterance.audio, utterance.where)
-            if (output := cache.get(self._keys[name])) is not None:
-                self._encoded[name] = output.to(self.device)
-        return len(self._encoded[name]) if name in self._encoded else None
-
-    def encode(self, prepared: Sequence[Prepared], module: PolicyModule | None = None) -> dict[str, Tensor]:
-        """Encoder output [A, D] of each utterance: run once, kept until `forget`. `module` holds whole weights."""
-        if not self.family.has_audio:
-            return {}
-        missing = {p.prompt.utterance.id: p.features for p in prepared if p.prompt.utterance.id not in self._encoded}
-        order = sorted(missing, key=lambda key: missing[key].num_frames)  # type: ignore[union-attr]
-        for start in range(0, len(order), ENCODE_BATCH):
-            ids = order[start : start + ENCODE_BATCH]
-            features: list[Features] = [missing[key] for key in ids]  # type: ignore[misc]
-            outputs = dict(zip(ids, (module or self.module).encode(features), strict=True))
-            self._encoded.update(outputs)
-            self.num_encoder_passes += len(ids)
-            if self.feature_cache is not None:
-                for key, output in outputs.items():
-                    self.feature_cache.put(self._keys[key], output)
-        return {p.prompt.utterance.id: self._encoded[p.prompt.utterance.id] for p in prepared}
-
-    def encoded(self, utterances: Sequence[Utterance]) -> dict[str, Tensor]:
-        """As `encode`; what another rank encoded is neither decoded nor encoded again."""
-        if not self.family.has_audio:
-            return {}
-        self.encode(self.prepare([utterance for utterance in utterances if utterance.id not in self._encoded]))
-        return {utterance.id: self._encoded[utterance.id] for utterance in utterances}
-
-    def encoder_outputs(self, utterances: Sequence[Utterance]) -> dict[str, Tensor]:
-        """What `encode` kept, on the CPU, for ranks that hold the same frozen encoder; nothing if it trains."""
-        if not self.module.encoder_is_frozen:
-            return {}
-        return {key: value.cpu() for key, value in self.encode(self.prepare(utterances)).items()}
-
-    def take_encoder_outputs(self, outputs: Mapping[str, Tensor]) -> None:
-        """Keep encoder outputs that another rank computed with the same weights."""
-        self._encoded.update({key: value.to(self.device) for key, value in outputs.items()})
-
-    def forget(self) -> None:
-        """Drop the encoder outputs kept in memory."""
-        self._encoded.clear()
-        self._keys.clear()
-
-    def take_cache_counts(self) -> dict[str, int]:
-        """Lookups in the feature cache since the last call: hits, misses and corrupt entries; empty without one."""
-        return asdict(self.feature_cache.take_counts()) if self.feature_cache is not None else {}
 
     # --- sampling ---------------------------------------------------------------------------------------------------
 
@@ -152,22 +70,26 @@ class InferenceRank:
         """The module to sample with: whole weights, no hooks that need other ranks."""
         yield self.module
 
-    def generate(self, utterances: Sequence[Utterance], sampling: Sampling) -> list[Group]:
-        """One group per utterance, in their order."""
+    def stream(self, utterances: Sequence[Utterance], sampling: Sampling) -> Iterator[list[Placed]]:
+        """The groups with their places in `utterances`, batch after batch; neighbours of like length in one batch."""
         prepared = self.prepare(utterances)
+        search = beam_search if sampling.num_beams > 1 else sample
         with self.sampling_module() as module:
             encoded = self.encode(prepared, module)
-            # neighbours of like length are sampled together; the results go back into the order asked for
-            order = sorted(range(len(prepared)), key=lambda index: len(prepared[index].prompt.token_ids))
-            prompts = [prepared[index].prompt for index in order]
-            audio = [encoded[prompt.utterance.id] for prompt in prompts] if encoded else []
-            search = beam_search if sampling.num_beams > 1 else sample
-            completions = search(module, prompts, audio, sampling, self.builder.stop_ids, self.builder.pad_id)
-        groups = {
-            index: self.group_of(prompt, group, self.weights_version)
-            for index, prompt, group in zip(order, prompts, completions, strict=True)
-        }
-        return [groups[index] for index in range(len(groups))]
+            order = sorted(range(len(prepared)), key=lambda place: len(prepared[place].prompt.token_ids))
+            for start in range(0, len(order), sampling.batch_size):
+                places = order[start : start + sampling.batch_size]
+                prompts = [prepared[place].prompt for place in places]
+                audio = [encoded[prompt.utterance.id] for prompt in prompts] if encoded else []
+                completions = search(module, prompts, audio, sampling, self.builder.stop_ids, self.builder.pad_id)
+                yield [
+                    (place, self.group_of(prompt, group, self.weights_version))
+                    for place, prompt, group in zip(places, prompts, completions, strict=True)
+                ]
+
+    def generate(self, utterances: Sequence[Utterance], sampling: Sampling) -> list[Group]:
+        """One group per utterance, in their order."""
+        return in_order(self.stream(utterances, sampling))
 
     def group_of(self, prompt: Prompt, completions: Sequence[Completion], weights_version: int) -> Group:
         """The completions of one prompt with their texts."""

@@ -1,0 +1,120 @@
+"""The next batch is made ready in the background: less work later, the same numbers, faults told where they belong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from speechrl.config import SftConfig
+from speechrl.data.manifest import read_manifest
+from speechrl.ports import free_socket_port
+from speechrl.rollout.engine import Sampling
+from speechrl.sections import Actor, Ds, Runtime, Selection
+from speechrl.training.inference import InferenceRank
+from speechrl.training.policy import Place, PolicyRank
+from speechrl.types import AudioRef, Group, Utterance
+
+SAMPLING = Sampling(num_samples=2, max_new_tokens=6, batch_size=2)
+
+
+def rank_of(model: str, folder: Path | str = "") -> InferenceRank:
+    return InferenceRank(model, Runtime(device="cpu"), Selection(feature_cache=str(folder)), "fp32")
+
+
+def two_steps(rank: InferenceRank, batches: list[list[Utterance]], ahead: bool) -> tuple[list[list[Group]], int]:
+    """Groups of both batches, and the encoder passes when the second had been asked for and before it was."""
+    groups = [rank.generate(batches[0], SAMPLING)]
+    if ahead:
+        rank.look_ahead(batches[1])
+    rank.forget()
+    rank._thread.submit(lambda: None).result()  # whatever is in the background is done
+    before = rank.num_encoder_passes
+    groups.append(rank.generate(batches[1], SAMPLING))
+    return groups, rank.num_encoder_passes - before
+
+
+@pytest.mark.parametrize("family", ["qwen3_asr", "qwen2_audio"])
+def test_the_next_batch_is_encoded_ahead_once_and_to_the_bit(
+    family: str, noise_manifest: str, request: pytest.FixtureRequest
+) -> None:
+    model, utterances = request.getfixturevalue(family), read_manifest(noise_manifest)
+    batches = [utterances[:3], utterances[3:7]]
+    rank = rank_of(model)
+    ahead, late = two_steps(rank, batches, ahead=True)
+    assert (late, rank.num_encoder_passes, rank.builder.num_decoded) == (0, 7, 7)
+    plain, late = two_steps(rank_of(model), batches, ahead=False)
+    assert late == 4
+    assert ahead == plain
+
+
+def test_what_is_ahead_of_one_set_is_not_anothers_with_the_same_ids(qwen3_asr: str, noise_manifest: str) -> None:
+    first, second = read_manifest(noise_manifest)[:2]
+    other = replace(first, id=second.id)  # another clip under the id, as an evaluation set may have
+    rank = rank_of(qwen3_asr)
+    rank.look_ahead([second])
+    told = rank.encode(rank.prepare([other]))[second.id].clone()
+    rank.forget()
+    mine = rank.encode(rank.prepare([second]))[second.id]
+    assert rank.num_encoder_passes == 2
+    alone = rank_of(qwen3_asr)
+    assert told.equal(alone.encode(alone.prepare([other]))[second.id])
+    alone.forget()
+    assert mine.equal(alone.encode(alone.prepare([second]))[second.id]) and not mine.equal(told)
+
+
+def test_a_batch_that_nobody_asked_for_is_dropped(qwen3_asr: str, noise_manifest: str) -> None:
+    utterances = read_manifest(noise_manifest)
+    rank = rank_of(qwen3_asr)
+    rank.look_ahead(utterances[:2])
+    rank.look_ahead(utterances[2:4])
+    assert len(rank.encode(rank.prepare(utterances[2:4]))) == 2
+    passes = rank.num_encoder_passes
+    rank.forget()
+    rank.encode(rank.prepare(utterances[:1]))
+    assert rank.num_encoder_passes == passes + 1
+
+
+def test_bad_audio_is_told_when_it_is_asked_for(qwen3_asr: str, noise_manifest: str) -> None:
+    good = read_manifest(noise_manifest)[0]
+    bad = Utterance("gone", "", AudioRef("gone.wav"), where="a.jsonl:7")
+    rank = rank_of(qwen3_asr)
+    rank.look_ahead([bad])
+    assert len(rank.generate([good], SAMPLING)) == 1
+    with pytest.raises(ValueError, match=r"a\.jsonl:7.*gone\.wav"):
+        rank.prepare([bad])
+
+
+def test_outputs_on_disk_are_read_ahead_and_written_ahead(qwen3_asr: str, noise_manifest: str, tmp_path: Path) -> None:
+    utterances = read_manifest(noise_manifest)
+    batches = [utterances[:3], utterances[3:7]]
+    first = rank_of(qwen3_asr, tmp_path)
+    groups, late = two_steps(first, batches, ahead=True)
+    assert (late, first.num_encoder_passes) == (0, 7)
+    assert first.take_cache_counts() == {"hits": 0, "misses": 7, "corrupt": 0}
+    second = rank_of(qwen3_asr, tmp_path)
+    found, _ = two_steps(second, batches, ahead=True)
+    assert (second.num_encoder_passes, second.builder.num_decoded) == (0, 0)
+    assert second.take_cache_counts() == {"hits": 7, "misses": 0, "corrupt": 0}
+    assert found == groups
+
+
+def test_an_encoder_that_trains_finds_its_features_ready(qwen3_asr: str, noise_manifest: str) -> None:
+    utterances, losses = read_manifest(noise_manifest)[:4], []
+    for ahead in (True, False):
+        config = SftConfig(
+            actor=Actor(model_name_or_path=qwen3_asr, device="cpu", freeze=()), ds=Ds(zero_stage=0, param_dtype="fp32")
+        )
+        rank = PolicyRank(config, Place(0, 1, "127.0.0.1", free_socket_port()))
+        losses.append([])
+        for batch in (utterances[:2], utterances[2:]):
+            if ahead:
+                rank.look_ahead(batch)
+                rank._thread.submit(lambda: None).result()
+            decoded = rank.builder.num_decoded
+            losses[-1].append(rank.sft_update(batch, 1e-3)["train/loss"])
+            rank.forget()
+            assert rank.builder.num_decoded - decoded == (0 if ahead else 2)
+        assert rank.num_encoder_passes == 0
+    assert losses[0] == losses[1]
