@@ -20,8 +20,9 @@ from make_inputs import STEPS
 ROOT = Path(__file__).parent.parent
 SHOWN = (
     "time/step_s", "time/rollout_s", "time/encode_s", "time/engine_s", "time/update_s", "time/sync_s", "time/wake_s",
-    "time/release_s", "time/advantages_s", "time/reference_s", "time/save_s", "time/other_s", "sync/megabytes", "gap/abs_mean_nats", "gap/abs_max_nats", "memory/policy_peak_gib",
-    "rollout/tokens", "rollout/length_mean_tokens", "train/mfu", "train/tflops_per_rank",
+    "time/release_s", "time/advantages_s", "time/reference_s", "time/save_s", "time/other_s", "sync/megabytes",
+    "gap/abs_mean_nats", "gap/abs_max_nats", "memory/policy_peak_gib", "rollout/tokens", "rollout/length_mean_tokens",
+    "train/mfu", "train/tflops_per_rank",
 )  # fmt: skip
 
 
