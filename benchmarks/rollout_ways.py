@@ -66,7 +66,7 @@ def prepare(inputs: Path, name: str) -> tuple[EngineSpec, list[list[Item]]]:
     builder = PromptBuilder(loaded, "", False)
     module = PolicyModule(loaded, builder.banned_ids)
     spec = EngineSpec(
-        hf_config=engine_config(loaded.model.config, loaded.family),
+        hf_config=engine_config(loaded.model, loaded.family),
         dtype=dtype,
         num_audio_rows=OPTIONS.max_audio_tokens,
         max_model_len=OPTIONS.max_model_len,

@@ -11,7 +11,7 @@ from speechrl.config import CheckConfig, Common, SftConfig, TrainConfig
 from speechrl.data.checks import check_utterances
 from speechrl.data.mix import MixedLoader, read_sources
 from speechrl.evaluation.groups import read_sets
-from speechrl.models.families import Family
+from speechrl.models.family import Family, language_name
 from speechrl.models.feature_cache import check_feature_cache
 from speechrl.models.load import LoadedModel, load_processor, read_family
 from speechrl.models.prompts import PromptBuilder
@@ -42,10 +42,12 @@ def preflight(config: Common, sets: dict[str, Sequence[Utterance]]) -> PromptBui
     flag = _language_flag(config, family)
     for utterances in sets.values():
         for utterance in utterances:
-            _check_fit(family, utterance)
+            _check_fit(builder, utterance)
             _check_text(utterance, marks, family.has_audio)
             if flag and not utterance.language:
                 raise ValueError(f"{utterance.where}: utterance {utterance.id} has no `language`; add it or use {flag}")
+            if config.data.force_language and family.messages:  # a family may know some languages only
+                family.messages(utterance, config.data.instruction, language_name(utterance.language))
     for utterances in sets.values():
         builder.prepare(utterances[0])
     return builder
@@ -91,17 +93,18 @@ def _check_text(utterance: Utterance, marks: Sequence[str], prompt_too: bool) ->
             )
 
 
-def _check_fit(family: Family, utterance: Utterance) -> None:
+def _check_fit(builder: PromptBuilder, utterance: Utterance) -> None:
+    family = builder.family
     if utterance.audio is not None and not family.has_audio:
         raise ValueError(
             f"{utterance.where}: utterance {utterance.id} has audio, but the model ({family.name}) has no audio encoder"
         )
     if utterance.audio is None and family.has_audio:
         raise ValueError(f"{utterance.where}: utterance {utterance.id} has no `audio`, which {family.name} needs")
-    if utterance.duration_s is not None and utterance.duration_s > family.max_audio_s:
+    if utterance.duration_s is not None and utterance.duration_s > builder.max_audio_s:
         raise ValueError(
             f"{utterance.where}: utterance {utterance.id} lasts {utterance.duration_s:.1f} s, {family.name} hears "
-            f"{family.max_audio_s:.0f} s: set --data.max_duration_s {family.max_audio_s:.0f} --data.on_error skip"
+            f"{builder.max_audio_s:g} s: set --data.max_duration_s {builder.max_audio_s:g} --data.on_error skip"
         )
 
 

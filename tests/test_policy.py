@@ -52,7 +52,7 @@ ALLOWED = {
     ("reward.*", "data.normalise"): "an error rate is defined on normalised text",
     ("reward.*", "data.languages"): "and a language goes by many names",
     ("reward.*", "data.text_rules"): "and may have rules of its own",
-    ("training.batch", "models.families"): "a batch holds what a family's feature extractor makes",
+    ("training.batch", "models.family"): "a batch holds what a family's feature extractor makes",
     ("training.*", "rollout.*"): "a rank samples with the weights that it trains",
     ("*", "ports"): "where processes meet",
     ("evaluate", "launch"): "speechrl eval starts ranks of its own",

@@ -64,7 +64,8 @@ def assert_equal(one: tuple[dict, dict], two: tuple[dict, dict]) -> None:
     for name in ("train/loss", "train/grad_norm", "train/entropy_nats", "train/clip_fraction", "train/ratio_mean"):
         assert two[0][name] == pytest.approx(one[0][name], rel=1e-5, abs=1e-8), name
     for name, tensor in one[1].items():
-        assert (tensor - two[1][name]).norm() <= 1e-5 * tensor.norm(), name
+        # the bias of an attention key moves by rounding alone: its gradient is 0
+        assert (tensor - two[1][name]).norm() <= 1e-5 * tensor.norm() + 1e-8, name
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from speechrl.types import Prompt, Utterance
 
 from .conftest import CHARACTERS
 from .test_update import make_config, policy_rank
+from .tiny_families import BUILDERS
 
 pytestmark = [
     pytest.mark.vllm,
@@ -204,6 +205,19 @@ def test_an_engine_cut_over_two_processes_is_the_policy(ray_cluster: None, noise
     MODELS["qwen3_asr tied"](tmp_path / "model")
     rank = policy_rank(make_config(str(tmp_path / "model"), noise_manifest))
     options = OPTIONS.model_copy(update={"tensor_parallel_size": 2})
+    server = Server(rank.engine_spec(options, sleeps=False), options, 0)
+    check_before_and_after_a_sync(rank, server, read_manifest(noise_manifest)[:5], 1e-5)
+    ray.kill(server.actor)
+
+
+# one that scales what it adds and says, and one whose class is no causal language model to transformers
+@pytest.mark.parametrize("family", ["granite_speech", "qwen2_5_omni"])
+def test_other_language_models_are_the_policy(
+    family: str, ray_cluster: None, noise_manifest: str, tmp_path: Path
+) -> None:
+    BUILDERS[family](tmp_path / "model", 128)
+    rank = policy_rank(make_config(str(tmp_path / "model"), noise_manifest))
+    options = OPTIONS.model_copy(update={"max_model_len": 512, "max_audio_tokens": 400})
     server = Server(rank.engine_spec(options, sleeps=False), options, 0)
     check_before_and_after_a_sync(rank, server, read_manifest(noise_manifest)[:5], 1e-5)
     ray.kill(server.actor)

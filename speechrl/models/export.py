@@ -13,6 +13,7 @@ from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
 from speechrl.models.families import family_of
+from speechrl.models.family import Layout, feature_extractor
 from speechrl.models.load import load_model
 
 
@@ -31,13 +32,11 @@ def write_folder(model: Any, processor: Any, state: Mapping[str, Tensor], out: s
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     _write_weights(model, state, partial)
-    model.config.architectures = [type(model).__name__]  # servers choose their model class by it
-    model.config.save_pretrained(partial)
+    layout = family_of(model.config).layout
+    _write_config(model, layout, partial)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(partial)
-    processor.save_pretrained(partial)
-    if hasattr(processor, "feature_extractor"):
-        processor.feature_extractor.save_pretrained(partial)  # some servers still look for preprocessor_config.json
+    _write_processor(processor, layout, partial)
     for path in partial.glob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes private files; a server of another user must read them
     try:
@@ -55,16 +54,37 @@ def write_folder(model: Any, processor: Any, state: Mapping[str, Tensor], out: s
 
 
 def _write_weights(model: Any, state: Mapping[str, Tensor], folder: Path) -> None:
-    family = family_of(model.config)
+    names = family_of(model.config).layout.names
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-    if not family.published:
+    if not names:
         model.save_pretrained(folder, state_dict=state)
         return
-    renamed = {}
+    renamed, written = {}, set()
     for name, tensor in state.items():
-        (prefix,) = [prefix for prefix in family.published if name.startswith(prefix)]
-        renamed[family.published[prefix] + name.removeprefix(prefix)] = tensor
+        prefix = next(prefix for prefix in names if name.startswith(prefix))
+        place = (tensor.data_ptr(), tensor.shape)
+        if place not in written:  # a tied head is the embedding
+            renamed[names[prefix] + name.removeprefix(prefix)] = tensor
+        written.add(place)
     save_torch_state_dict(renamed, folder, metadata={"format": "pt"})
+
+
+def _write_config(model: Any, layout: Layout, folder: Path) -> None:
+    if layout.write_config is not None:
+        values = layout.write_config(model.config) | {"dtype": str(model.dtype).removeprefix("torch.")}
+        (folder / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+        return
+    model.config.architectures = [type(model).__name__]  # servers choose their model class by it
+    model.config.save_pretrained(folder)
+
+
+def _write_processor(processor: Any, layout: Layout, folder: Path) -> None:
+    if layout.save_processor is not None:
+        layout.save_processor(processor, folder)
+        return
+    processor.save_pretrained(folder)
+    if (extractor := feature_extractor(processor)) is not None:
+        extractor.save_pretrained(folder)  # some servers still look for preprocessor_config.json
 
 
 def _compare(folder: Path, state: Mapping[str, Tensor]) -> None:
@@ -74,6 +94,9 @@ def _compare(folder: Path, state: Mapping[str, Tensor]) -> None:
     missing = sorted(set(state) ^ set(read))
     if missing:
         raise ExportError(f"{config['model_type']}: weights differ in name: {missing[:5]}")
-    unequal = [name for name, tensor in state.items() if not torch.equal(tensor.detach().cpu(), read[name])]
+    # Voxtral keeps some weights in float32 whatever the rest is in
+    unequal = [
+        name for name, tensor in state.items() if not torch.equal(tensor.detach().cpu().to(read[name]), read[name])
+    ]
     if unequal:
         raise ExportError(f"{config['model_type']}: weights differ in value: {unequal[:5]}")

@@ -1,224 +1,210 @@
-"""The table of model families: what differs between them, and nothing else.
+"""The table of model families. A row says what differs, with functions of the files named after what they are about;
+docs/families.md says how to add one.
 
-A row names the modules of each role, runs the encoder, writes the prompt and reads the output. `family_of(config)`
-picks the row by `model_type`; a model without a row is a causal language model (text) or refused.
-
-Shapes: B utterances, M mel bins, F mel frames, A audio tokens of one utterance, D encoder width.
+`family_of(config)` picks the row by `model_type`; a model without a row is a causal language model (text) or refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
-import torch
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2AudioForConditionalGeneration
-from transformers.models.qwen3_asr import Qwen3ASRForConditionalGeneration
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from speechrl.data.languages import LANGUAGES, language_code
+from speechrl.models import conformer, qwen, windowed
+from speechrl.models.family import (
+    AUDIO_ROLES,
+    PUBLISHED_NAMES,
+    Family,
+    Hearing,
+    Layout,
+    audio_then_text,
+    halved_twice,
+    plain_answer,
+    plain_parse,
+    project_stacked,
+    text_then_audio,
+    whisper_features,
+    window_s,
+)
 from speechrl.types import Utterance
 
 
-@dataclass(frozen=True)
-class Features:
-    """Encoder input of one utterance: log-mel [M, F] padded as the encoder wants it, `num_frames` of them real."""
-
-    mel_MF: Tensor
-    num_frames: int
-
-
-@dataclass(frozen=True)
-class Family:
-    """One row of the table.
-
-    model_class: loads and builds the whole model.
-    roles: role -> dotted names of its modules inside the model.
-    messages: (utterance, instruction) -> chat messages, audio as {"type": "audio"}.
-    prefill: language name -> text that starts the answer when the language is forced.
-    answer: (utterance, with_language) -> the text that SFT trains, without the stop token.
-    parse: completion -> (language or None, transcript).
-    encode: (encoder, features) -> list of [A, D], one per utterance, whatever the batch.
-    num_audio_tokens: mel frames -> A.
-    published: HF parameter prefix -> prefix in the published checkpoint; empty where save_pretrained gets it right.
-    output_tokens: special-looking tokens that a completion may hold.
-    """
-
-    name: str
-    model_class: Any
-    roles: Mapping[str, tuple[str, ...]]
-    messages: Callable[[Utterance, str], list[dict]]
-    answer: Callable[[Utterance, bool], str]
-    parse: Callable[[str], tuple[str | None, str]]
-    prefill: Callable[[str], str] | None = None
-    encode: Callable[[nn.Module, Sequence[Features]], list[Tensor]] | None = None
-    num_audio_tokens: Callable[[int], int] | None = None
-    max_audio_s: float = float("inf")
-    default_instruction: str = ""
-    published: Mapping[str, str] | None = None
-    output_tokens: tuple[str, ...] = ()
-
-    @property
-    def has_audio(self) -> bool:
-        return self.encode is not None
-
-
-def language_name(language: str | None) -> str | None:
-    """The English name of a language however a manifest names it: "zh-CN" -> "Chinese", "eng" -> "English". One that
-    we have no row for stays as it is.
-    """
-    return LANGUAGES.get(language_code(language), language) if language else None
-
-
-# --- Qwen3-ASR ------------------------------------------------------------------------------------------------------
-
-
-def _qwen3_asr_messages(utterance: Utterance, instruction: str) -> list[dict]:
-    context = utterance.prompt or instruction
-    system = [{"role": "system", "content": [{"type": "text", "text": context}]}] if context else []
-    return [*system, {"role": "user", "content": [{"type": "audio"}]}]
-
-
-def _qwen3_asr_prefill(language: str) -> str:
-    return f"language {language}<asr_text>"
-
-
-def _qwen3_asr_answer(utterance: Utterance, with_language: bool) -> str:
-    if not with_language:
-        return utterance.text
-    language = language_name(utterance.language)
-    if not language:
-        raise ValueError(
-            f"{utterance.where}: utterance {utterance.id} has no `language`; add it or use --sft.no_label_language"
-        )
-    return _qwen3_asr_prefill(language) + utterance.text
-
-
-def _qwen3_asr_parse(completion: str) -> tuple[str | None, str]:
-    """Split "language English<asr_text>words". Loops are kept as they are: rewards must see them."""
-    tag, marker, text = completion.partition("<asr_text>")
-    if not marker:
-        return None, completion.strip()
-    language = tag.strip().removeprefix("language").strip()
-    return (None if language in ("", "None") else language), text.strip()
-
-
-def _qwen3_asr_tokens(num_frames: int) -> int:
-    """Three stride-2 convolutions over chunks of 100 frames, 13 tokens a full chunk."""
-    tail = num_frames % 100
-    for _ in range(3):
-        tail = (tail - 1) // 2 + 1 if tail else 0
-    return num_frames // 100 * 13 + tail
-
-
-def _qwen3_asr_encode(encoder: nn.Module, features: Sequence[Features]) -> list[Tensor]:
-    weight = next(encoder.parameters())
-    width = max(item.mel_MF.shape[1] for item in features)
-    mel_BMF = torch.zeros(len(features), features[0].mel_MF.shape[0], width, dtype=weight.dtype, device=weight.device)
-    mask_BF = torch.zeros(len(features), width, dtype=torch.long, device=weight.device)
-    for row, item in enumerate(features):
-        mel_BMF[row, :, : item.num_frames] = item.mel_MF[:, : item.num_frames].to(mel_BMF)
-        mask_BF[row, : item.num_frames] = 1
-    packed_AD = encoder(input_features=mel_BMF, input_features_mask=mask_BF).last_hidden_state
-    return list(packed_AD.split([_qwen3_asr_tokens(item.num_frames) for item in features]))
-
-
-# --- Qwen2-Audio ----------------------------------------------------------------------------------------------------
-
-
-def _qwen2_audio_messages(utterance: Utterance, instruction: str) -> list[dict]:
-    content = [{"type": "audio", "audio_url": ""}, {"type": "text", "text": utterance.prompt or instruction}]
-    return [{"role": "user", "content": content}]
-
-
-def _plain_answer(utterance: Utterance, with_language: bool) -> str:
-    return utterance.text
-
-
-def _plain_parse(completion: str) -> tuple[str | None, str]:
-    return None, completion.strip()
-
-
-def _qwen2_audio_tokens(num_frames: int) -> int:
-    return ((num_frames - 1) // 2 + 1 - 2) // 2 + 1
-
-
-def _qwen2_audio_encode(encoder: nn.Module, features: Sequence[Features]) -> list[Tensor]:
-    """All clips are 30 s windows; the mask hides padding from real frames, as the model's own forward does."""
-    weight = next(encoder.parameters())
-    mel_BMF = torch.stack([item.mel_MF for item in features]).to(weight)
-    positions = mel_BMF.shape[-1] // 2  # after the stride-2 convolution
-    real_B = torch.tensor([(item.num_frames - 1) // 2 + 1 for item in features], device=weight.device)
-    hidden_BF = torch.arange(positions, device=weight.device)[None] >= real_B[:, None]
-    bias_BF = torch.zeros(hidden_BF.shape, dtype=weight.dtype, device=weight.device)
-    bias_BF = bias_BF.masked_fill(hidden_BF, torch.finfo(weight.dtype).min)
-    mask_B1FF = bias_BF[:, None, None, :].expand(-1, 1, positions, -1)
-    out_BAD = encoder(mel_BMF, attention_mask=mask_B1FF).last_hidden_state
-    return [out_BAD[row, : _qwen2_audio_tokens(item.num_frames)] for row, item in enumerate(features)]
-
-
-# --- text -----------------------------------------------------------------------------------------------------------
-
-
-def _text_messages(utterance: Utterance, instruction: str) -> list[dict]:
+def _text_messages(utterance: Utterance, instruction: str, language: str | None) -> list[dict]:
     return [{"role": "user", "content": utterance.prompt or ""}]
 
 
-AUDIO_ROLES = {
-    "encoder": ("model.audio_tower",),
-    "projector": ("model.multi_modal_projector",),
-    "language_model": ("model.language_model", "lm_head"),
-}
+QWEN3_ASR = Family(
+    name="qwen3_asr",
+    model_class="Qwen3ASRForConditionalGeneration",
+    roles=AUDIO_ROLES,
+    messages=qwen.qwen3_asr_messages,
+    answer=qwen.qwen3_asr_answer,
+    parse=qwen.qwen3_asr_parse,
+    prefill=qwen.qwen3_asr_prefill,
+    hearing=Hearing(features=qwen.qwen3_asr_features, num_outputs=qwen.qwen3_asr_outputs, encode=qwen.qwen3_asr_encode),
+    output_tokens=("<asr_text>",),
+)
 
 FAMILIES: dict[str, Family] = {
-    "qwen3_asr": Family(
-        name="qwen3_asr",
-        model_class=Qwen3ASRForConditionalGeneration,
-        roles=AUDIO_ROLES,
-        messages=_qwen3_asr_messages,
-        answer=_qwen3_asr_answer,
-        parse=_qwen3_asr_parse,
-        prefill=_qwen3_asr_prefill,
-        encode=_qwen3_asr_encode,
-        num_audio_tokens=_qwen3_asr_tokens,
-        output_tokens=("<asr_text>",),
+    "qwen3_asr": QWEN3_ASR,
+    "qwen3_asr_first_release": replace(
+        QWEN3_ASR,
+        name="qwen3_asr_first_release",
+        layout=Layout(
+            names=qwen.FIRST_RELEASE_NAMES,
+            renames=qwen.FIRST_RELEASE_RENAMES,
+            read_config=qwen.read_first_release_config,
+            write_config=qwen.write_first_release_config,
+            load_processor=qwen.load_first_release_processor,
+            save_processor=qwen.save_first_release_processor,
+        ),
     ),
     "qwen2_audio": Family(
         name="qwen2_audio",
-        model_class=Qwen2AudioForConditionalGeneration,
+        model_class="Qwen2AudioForConditionalGeneration",
         roles=AUDIO_ROLES,
-        messages=_qwen2_audio_messages,
-        answer=_plain_answer,
-        parse=_plain_parse,
-        encode=_qwen2_audio_encode,
-        num_audio_tokens=_qwen2_audio_tokens,
-        max_audio_s=30.0,
+        messages=qwen.qwen2_audio_messages,
+        answer=plain_answer,
+        parse=plain_parse,
+        hearing=Hearing(
+            features=whisper_features,
+            num_outputs=halved_twice,
+            encode=qwen.qwen2_audio_encode,
+            max_s=window_s,
+        ),
         default_instruction="Transcribe the speech.",
-        # transformers 5.19 saves language_model.model.model.*, which other readers refuse
-        published={
-            "model.language_model.": "language_model.model.",
-            "lm_head.": "language_model.lm_head.",
-            "model.audio_tower.": "audio_tower.",
-            "model.multi_modal_projector.": "multi_modal_projector.",
-        },
+        layout=Layout(names=PUBLISHED_NAMES),
+    ),
+    "qwen2_5_omni": Family(
+        name="qwen2_5_omni",
+        model_class="Qwen2_5OmniThinkerForConditionalGeneration",
+        roles=qwen.OMNI_ROLES,
+        messages=audio_then_text,
+        answer=plain_answer,
+        parse=plain_parse,
+        hearing=Hearing(
+            features=qwen.omni_features,
+            num_outputs=halved_twice,
+            encode=qwen.omni_encode,
+            max_s=window_s,
+        ),
+        default_instruction="Transcribe the speech.",
+        text_config=qwen.omni_text_config,
+        layout=Layout(
+            names=qwen.OMNI_NAMES,
+            read_config=qwen.read_omni_config,
+            write_config=qwen.write_omni_config,
+            adapt=qwen.split_omni_projector,
+        ),
+    ),
+    "voxtral": Family(
+        name="voxtral",
+        model_class="VoxtralForConditionalGeneration",
+        roles=AUDIO_ROLES,
+        prompt_ids=windowed.voxtral_prompt_ids,
+        language_in_prompt=True,
+        answer=plain_answer,
+        parse=plain_parse,
+        hearing=Hearing(
+            features=windowed.voxtral_features,
+            num_outputs=windowed.voxtral_outputs,
+            encode=windowed.voxtral_encode,
+            num_rows=windowed.stacked_rows,
+            project=project_stacked,
+            max_s=lambda processor: 1800.0,  # what its makers promise; the processor takes more
+        ),
+        layout=Layout(names=PUBLISHED_NAMES),
+    ),
+    "glmasr": Family(
+        name="glmasr",
+        model_class="GlmAsrForConditionalGeneration",
+        roles=AUDIO_ROLES,
+        messages=audio_then_text,
+        answer=plain_answer,
+        parse=plain_parse,
+        hearing=Hearing(
+            features=windowed.padded_features,
+            num_outputs=windowed.glm_asr_outputs,
+            encode=windowed.glm_asr_encode,
+            num_rows=windowed.stacked_rows,
+            project=project_stacked,
+            max_s=windowed.whole_windows_s,
+        ),
+        layout=Layout(names=PUBLISHED_NAMES),
+    ),
+    "granite_speech": Family(
+        name="granite_speech",
+        model_class="GraniteSpeechForConditionalGeneration",
+        roles=conformer.GRANITE_ROLES,
+        messages=conformer.granite_messages,
+        answer=plain_answer,
+        parse=plain_parse,
+        hearing=Hearing(
+            features=conformer.granite_features,
+            num_outputs=conformer.same_length,
+            encode=conformer.granite_encode,
+            num_rows=conformer.granite_rows,
+            project=conformer.granite_project,
+        ),
+        default_instruction="can you transcribe the speech into a written format?",
+        layout=Layout(names=conformer.GRANITE_NAMES, adapt=conformer.merge_adapter),
+    ),
+    "audioflamingo3": Family(
+        name="audioflamingo3",
+        model_class="AudioFlamingo3ForConditionalGeneration",
+        roles=AUDIO_ROLES,
+        messages=text_then_audio,
+        answer=plain_answer,
+        parse=windowed.flamingo_parse,
+        hearing=Hearing(
+            features=windowed.padded_features,
+            num_outputs=windowed.flamingo_outputs,
+            encode=windowed.flamingo_encode,
+            max_s=windowed.whole_windows_s,
+        ),
+        layout=Layout(names=PUBLISHED_NAMES),
+    ),
+    "fun_asr_nano": Family(
+        name="fun_asr_nano",
+        model_class="FunAsrNanoForConditionalGeneration",
+        roles=AUDIO_ROLES,
+        messages=conformer.fun_asr_messages,
+        language_in_prompt=True,
+        answer=plain_answer,
+        parse=plain_parse,
+        hearing=Hearing(
+            features=conformer.fun_asr_features,
+            num_outputs=conformer.same_length,
+            encode=conformer.fun_asr_encode,
+            project=conformer.fun_asr_project,
+            max_s=lambda processor: 122.8,  # 2048 positions of 60 ms
+        ),
     ),
     "causal_lm": Family(
         name="causal_lm",
-        model_class=AutoModelForCausalLM,
+        model_class="AutoModelForCausalLM",
         roles={"language_model": ("",)},
         messages=_text_messages,
-        answer=_plain_answer,
-        parse=_plain_parse,
+        answer=plain_answer,
+        parse=plain_parse,
     ),
 }
 
 
 def family_of(config: PreTrainedConfig) -> Family:
-    """The row for a model's config. Raises ValueError for an architecture that has none."""
+    """The row for a model's config, as it was read from a folder or as it is in memory.
+
+    Raises ValueError for an architecture that has none.
+    """
+    if config.model_type == "qwen3_asr" and (hasattr(config, "thinker_config") or hasattr(config, "first_release")):
+        return FAMILIES["qwen3_asr_first_release"]
+    if config.model_type == "qwen2_5_omni_thinker":
+        return FAMILIES["qwen2_5_omni"]
     if config.model_type in FAMILIES:
+        _refuse_changed_logits(config)
         return FAMILIES[config.model_type]
-    if type(config) in AutoModelForCausalLM._model_mapping:
+    # an encoder-decoder such as Whisper has a class there, too, which leaves its encoder out
+    if type(config) in AutoModelForCausalLM._model_mapping and not config.is_encoder_decoder:
         _refuse_changed_logits(config)
         return FAMILIES["causal_lm"]
     raise ValueError(
@@ -227,9 +213,17 @@ def family_of(config: PreTrainedConfig) -> Family:
     )
 
 
+def logits_divisor(config: PreTrainedConfig) -> float:
+    """What the language model divides its logits by (Granite), 1 elsewhere.
+
+    transformers 5.19 forgets it in Granite Speech, whose makers and servers divide.
+    """
+    return float(getattr(config.get_text_config(), "logits_scaling", None) or 1.0)
+
+
 def _refuse_changed_logits(config: PreTrainedConfig) -> None:
-    """Models that rescale or cap logits after the head would be trained on another distribution than they serve."""
-    neutral = {"logits_scaling": 1.0, "logit_scale": 1.0, "lm_head_multiplier": 1.0, "final_logit_softcapping": None}
+    """Models that cap or otherwise rescale logits would be trained on another distribution than they serve."""
+    neutral = {"logit_scale": 1.0, "lm_head_multiplier": 1.0, "final_logit_softcapping": None}
     for name, value in neutral.items():
         if getattr(config.get_text_config(), name, value) not in (value, None):
             raise ValueError(f"{config.model_type} changes its logits ({name}): not supported")

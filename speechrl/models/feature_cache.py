@@ -29,7 +29,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from speechrl.data.audio import audio_digest
-from speechrl.models.families import Family
+from speechrl.models.family import Family, feature_extractor
 from speechrl.models.load import LoadedModel, as_bytes, encoder_digest
 from speechrl.sections import Selection
 from speechrl.types import AudioRef
@@ -150,7 +150,7 @@ def encoder_context(loaded: LoadedModel, encoder: nn.Module) -> str:
         str(next(encoder.parameters()).dtype),
         encoder_digest(encoder),
         encoder.config.to_json_string(),
-        loaded.processor.feature_extractor.to_json_string(),
+        feature_extractor(loaded.processor).to_json_string(),
     )
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()
 

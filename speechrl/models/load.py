@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoProcessor, AutoTokenizer
 
-from speechrl.models.families import Family, family_of
+from speechrl.models.families import FAMILIES, family_of
+from speechrl.models.family import Family, feature_extractor
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -44,23 +46,26 @@ def read_family(path: str, trust_remote_code: bool = False) -> tuple[Any, Family
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **options)
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"model {path}: no readable Hugging Face model: {error}") from error
-    if options:
-        _check_shards(Path(path))
+        known = ", ".join(FAMILIES)
+        raise ValueError(f"model {path}: no readable Hugging Face model: {error} (families: {known})") from error
     try:
-        return config, family_of(config)
+        family = family_of(config)
     except ValueError as error:
         raise ValueError(f"model {path}: {error}") from None
+    if options:
+        _check_shards(Path(path))
+    return config, family
 
 
 def load_processor(path: str, family: Family, trust_remote_code: bool = False) -> Any:
     """The processor of an audio family, the tokenizer of a text one."""
-    kind = AutoProcessor if family.has_audio else AutoTokenizer
+    options = {"trust_remote_code": trust_remote_code, **_source_options(path)}
+    load: Callable[..., Any] = (AutoProcessor if family.has_audio else AutoTokenizer).from_pretrained
     try:
-        processor = kind.from_pretrained(path, trust_remote_code=trust_remote_code, **_source_options(path))
-    except (OSError, ValueError, KeyError) as error:
+        processor = (family.layout.load_processor or load)(path, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
         raise ValueError(f"model {path}: its processor can't be read: {error}") from error
-    if family.has_audio and not hasattr(processor, "feature_extractor"):
+    if family.has_audio and feature_extractor(processor) is None:
         raise ValueError(f"model {path}: no audio processor (preprocessor config) in the folder")
     return processor
 
@@ -72,10 +77,13 @@ def load_model(
 
     Dropout is whatever the config says, and off until somebody calls train().
     """
-    _, family = read_family(path, trust_remote_code)
+    config, family = read_family(path, trust_remote_code)
+    layout = family.layout
     try:
-        model, report = family.model_class.from_pretrained(
+        model, report = getattr(transformers, family.model_class).from_pretrained(
             path,
+            config=layout.read_config(config) if layout.read_config else config,
+            key_mapping=dict(layout.renames) or None,
             dtype=DTYPES[dtype],
             attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code,
@@ -88,6 +96,8 @@ def load_model(
     faults = {key: sorted(map(str, report[key])) for key in ("missing_keys", "mismatched_keys") if report[key]}
     if faults:
         raise ValueError(f"model {path}: weights do not fit the config: {json.dumps(faults)[:500]}")
+    if layout.adapt:
+        layout.adapt(model, path)
     processor = load_processor(path, family, trust_remote_code)
     return LoadedModel(model=model.eval(), processor=processor, family=family, path=path)
 
@@ -107,14 +117,9 @@ def _check_shards(folder: Path) -> None:
     for shard in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(str(shard), framework="pt") as handle:
-                first = next(iter(handle.keys()), "")
+                handle.keys()
         except (SafetensorError, OSError) as error:
             raise ValueError(f"model {folder}: {shard.name} can't be read ({error}); copy it again") from error
-        if first.startswith("thinker."):
-            raise ValueError(
-                f"model {folder}: this is the first release's layout (thinker.*); give the folder "
-                "in transformers' layout, such as Qwen/Qwen3-ASR-1.7B-hf"
-            )
 
 
 # --- roles ----------------------------------------------------------------------------------------------------------
@@ -138,6 +143,7 @@ def freeze_roles(model: nn.Module, family: Family, roles: Iterable[str]) -> dict
     if unknown:
         raise ValueError(f"--actor.freeze {' '.join(sorted(unknown))}: family {family.name} has no such role")
     counts = dict.fromkeys(family.roles, (0, 0))
+    frozen |= {"unused"}
     for name, parameter in model.named_parameters():
         role = role_of(name, family)
         fixed_table = role == "encoder" and name.endswith("embed_positions.weight")  # sinusoids never train

@@ -3,8 +3,8 @@
 A frozen encoder is kept beside the module, not in it: no optimiser, no ZeRO partition and no hook ever touches it.
 
 Shapes: B rows, R response tokens, N real response tokens of a batch, S sequences of T tokens (training/batch.py),
-V vocabulary, H hidden width, U distinct utterances, A audio tokens of one utterance, D encoder width, K CTC units and
-the blank.
+V vocabulary, H hidden width, U distinct utterances, O encoder outputs and A audio tokens of one utterance, D encoder
+width, K CTC units and the blank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speechrl.models.attention import SWITCHING, block_mask, dense_mask
-from speechrl.models.families import Features
+from speechrl.models.families import logits_divisor
+from speechrl.models.family import Features
 from speechrl.models.load import LoadedModel
 from speechrl.models.logprobs import LogprobHead, Softmax
 
@@ -43,32 +44,36 @@ class PolicyModule(nn.Module):
         super().__init__()
         self.family = loaded.family
         self.model = loaded.model
-        self._frozen: list[nn.Module] = []  # a list hides the encoder from parameters() and state_dict()
-        if self.family.has_audio and not encoder_trains:
-            self._frozen.append(_take_module(self.model, self.family.roles["encoder"][0]))
+        self._beside: dict[str, nn.Module] = {}  # a dict hides modules from parameters() and state_dict()
+        frozen = ["unused"] if encoder_trains else ["encoder", "unused"]
+        for name in [name for role in frozen for name in self.family.roles.get(role, ())]:
+            self._beside[name] = _take_module(self.model, name)
         self.head = LogprobHead()
         self.mask_maker: Callable[[Tensor, Tensor], Any] = dense_mask
         self._banned = torch.tensor(sorted(banned_ids), dtype=torch.long)
+        self._divisor = logits_divisor(self.model.config)
         self.ctc_head: nn.Linear | None = None
         if num_ctc_units:
             encoder = self.encoder
             assert encoder is not None
             weight = next(encoder.parameters())
-            width = encoder.config.d_model
-            self.ctc_head = nn.Linear(width, num_ctc_units + 1, device=weight.device, dtype=weight.dtype)
+            self.ctc_head = nn.Linear(
+                encoder.config.hidden_size, num_ctc_units + 1, device=weight.device, dtype=weight.dtype
+            )
 
     # --- parts ------------------------------------------------------------------------------------------------------
 
     @property
     def encoder(self) -> Any:
         """The audio encoder, wherever it is kept; None for text."""
-        if self._frozen:
-            return self._frozen[0]
-        return _get_module(self.model, self.family.roles["encoder"][0]) if self.family.has_audio else None
+        if not self.family.has_audio:
+            return None
+        name = self.family.roles["encoder"][0]
+        return self._beside.get(name) or _get_module(self.model, name)
 
     @property
     def encoder_is_frozen(self) -> bool:
-        return bool(self._frozen)
+        return self.family.has_audio and self.family.roles["encoder"][0] in self._beside
 
     @property
     def decoder(self) -> Any:
@@ -84,41 +89,53 @@ class PolicyModule(nn.Module):
 
     def share_frozen_encoder(self, other: PolicyModule) -> None:
         """Use the other module's frozen encoder instead of an own copy."""
-        self._frozen = other._frozen
+        self._beside = other._beside
 
     def frozen_state(self) -> dict[str, Tensor]:
-        """The weights of a frozen encoder under the model's own names."""
-        prefix = self.family.roles["encoder"][0] if self._frozen else ""
-        return {f"{prefix}.{name}": value for encoder in self._frozen for name, value in encoder.state_dict().items()}
+        """The weights of what is kept beside the module, under the model's own names."""
+        return {
+            f"{prefix}.{name}": value
+            for prefix, part in self._beside.items()
+            for name, value in part.state_dict().items()
+        }
+
+    def train(self, mode: bool = True) -> PolicyModule:
+        """Batch normalisation keeps the statistics it was published with, also where its encoder trains."""
+        super().train(mode)
+        for part in self.modules():
+            if isinstance(part, nn.BatchNorm1d):
+                part.eval()
+        return self
 
     # --- computation ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def encode(self, features: Sequence[Features]) -> list[Tensor]:
-        """Encoder outputs [A, D] before the projector. No gradient: for a frozen encoder and rollouts."""
-        assert self.family.encode is not None
-        return self.family.encode(self.encoder, features)
+        """Encoder outputs [O, D] before the projector. No gradient: for a frozen encoder and rollouts."""
+        assert self.family.hearing is not None
+        return self.family.hearing.encode(self.encoder, features)
 
     def embed(self, ids_BT: Tensor, audio: Sequence[Tensor], audio_index: Sequence[int]) -> Tensor:
         """[B, T, H]: token embeddings with projected audio in the place of the placeholders.
 
         audio_index: the entry in `audio` of each prompt, in reading order.
         """
-        embeds_BTH = self.model.get_input_embeddings()(ids_BT)
         if not audio:
-            return embeds_BTH
+            return self.model.get_input_embeddings()(ids_BT)
+        place_BT = ids_BT == self.audio_id
+        embeds_BTH = self.model.get_input_embeddings()(ids_BT.masked_fill(place_BT, 0))  # the id may have no row
         projected = self.project(audio)
         rows_H = torch.cat([projected[index] for index in audio_index])
-        place_BT = ids_BT == self.audio_id
         if int(place_BT.sum()) != len(rows_H):
             raise ValueError(f"{int(place_BT.sum())} audio placeholders in the batch for {len(rows_H)} encoder outputs")
         return embeds_BTH.masked_scatter(place_BT[..., None], rows_H.to(embeds_BTH.dtype))
 
     def project(self, audio: Sequence[Tensor]) -> list[Tensor]:
-        """[A, H] of each encoder output [A, D]: what takes the place of its placeholders."""
+        """[A, H] of each encoder output [O, D]: what takes the place of its placeholders."""
+        assert self.family.hearing is not None
         projector = _get_module(self.model, self.family.roles["projector"][0])
         like = self.model.get_input_embeddings().weight
-        return list(projector(torch.cat(list(audio)).to(like)).split([len(item) for item in audio]))
+        return self.family.hearing.project(projector, [item.to(like) for item in audio])
 
     @property
     def banned_ids(self) -> list[int]:
@@ -133,7 +150,7 @@ class PolicyModule(nn.Module):
     def logprobs_of(self, hidden_NH: Tensor, temperature: float) -> Tensor:
         """[N, V] float32 log-probs of what is sampled from: after the temperature, without banned ids."""
         logits_NV = self.model.get_output_embeddings()(hidden_NH)
-        return Softmax(temperature, self._banned.to(logits_NV.device)).logits(logits_NV).log_softmax(-1)
+        return self._softmax(temperature).logits(logits_NV).log_softmax(-1)
 
     def forward(
         self, batch: Any, temperature: float = 1.0, with_entropy: bool = False, ctc: CtcTarget | None = None
@@ -145,8 +162,8 @@ class PolicyModule(nn.Module):
         """
         audio = batch.audio
         if audio and isinstance(audio[0], Features):
-            assert self.family.encode is not None
-            audio = self.family.encode(self.encoder, audio)
+            assert self.family.hearing is not None
+            audio = self.family.hearing.encode(self.encoder, audio)
         mask = None  # right padding and causal attention: no real token sees a padded one
         if batch.group_ST is not None:
             mask = self.mask_maker(batch.group_ST, batch.branch_ST)
@@ -161,11 +178,15 @@ class PolicyModule(nn.Module):
             self.model.get_output_embeddings(),
             hidden_STH[batch.sequence_N, batch.place_N],
             batch.response_ids_BR[real_BR],
-            Softmax(temperature, self._banned.to(real_BR.device), with_entropy),
+            self._softmax(temperature, with_entropy),
         )
         zeros_BR = torch.zeros(real_BR.shape, device=real_BR.device)
         ctc_loss = self._ctc_loss(audio, ctc) if ctc is not None else chosen_N.new_zeros(())
         return zeros_BR.masked_scatter(real_BR, chosen_N), zeros_BR.masked_scatter(real_BR, entropy_N), ctc_loss
+
+    def _softmax(self, temperature: float, with_entropy: bool = False) -> Softmax:
+        banned = self._banned.to(self.model.get_output_embeddings().weight.device)
+        return Softmax(temperature * self._divisor, banned, with_entropy)
 
     def _ctc_loss(self, audio: Sequence[Tensor], target: CtcTarget) -> Tensor:
         assert self.ctc_head is not None
@@ -186,7 +207,7 @@ def disable_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        for name in ("dropout", "attention_dropout", "activation_dropout", "layerdrop"):
+        for name in ("dropout", "attention_dropout", "activation_dropout", "hidden_dropout", "layerdrop"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
 

@@ -11,9 +11,11 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from speechrl.data.audio import load_audio
-from speechrl.models.families import Features, language_name
+from speechrl.models.family import Features, feature_extractor, language_name
 from speechrl.models.load import LoadedModel
 from speechrl.types import Prompt, Utterance
+
+MIN_AUDIO_S = 0.025  # one analysis window
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Prepared:
 class PromptBuilder:
     """Builds prompts and labels for one model. Several threads may use it: a tokenizer by itself serves one at a time.
 
-    instruction: text beside the audio where an utterance has no prompt of its own; the family's default if empty.
+    instruction: text beside the audio where an utterance has no prompt of its own; or else the processor's.
     force_language: start the answer with the utterance's language tag.
     cache_bytes: bound on the prompts and features kept in memory. keep_features: False keeps prompts alone.
     """
@@ -41,13 +43,19 @@ class PromptBuilder:
         keep_features: bool = True,
     ):
         self.family, self.processor, self.tokenizer = loaded.family, loaded.processor, loaded.tokenizer
-        self.instruction = instruction or self.family.default_instruction
-        if force_language and self.family.prefill is None:
+        own = getattr(self.processor, "default_transcription_prompt", None)
+        self.instruction = instruction or own or self.family.default_instruction
+        if force_language and not self.family.takes_language:
             raise ValueError(f"--data.force_language: family {self.family.name} has no language tag")
         self.force_language = force_language
         self.stop_ids = _stop_ids(loaded)
         self.pad_id = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.stop_ids[0]
-        self.audio_id = self.processor.audio_token_id if self.family.has_audio else None
+        self.audio_id: int | None = None
+        self.max_audio_s = float("inf")
+        if self.family.hearing is not None:
+            self.audio_id = self.tokenizer.convert_tokens_to_ids(self.processor.audio_token)
+            self.max_audio_s = self.family.hearing.max_s(self.processor)
+            self.extractor = feature_extractor(self.processor)
         self.banned_ids = _banned_ids(loaded, self.stop_ids)
         self._cache: OrderedDict[tuple, Prepared] = OrderedDict()
         self._cache_bytes, self._cached_bytes = cache_bytes, 0
@@ -55,28 +63,30 @@ class PromptBuilder:
         self.num_decoded = 0
         self._lock = threading.Lock()
 
-    def prepare(self, utterance: Utterance, num_audio_tokens: int | None = None) -> Prepared:
-        """num_audio_tokens: of the encoder's output where it is at hand; then no audio is opened.
+    def prepare(self, utterance: Utterance, num_outputs: int | None = None) -> Prepared:
+        """num_outputs: length of the encoder's output where it is at hand; then no audio is opened.
 
         Raises ValueError naming the utterance when its audio is missing, unreadable or does not fit the model.
         """
         key = (utterance.id, utterance.where)
         with self._lock:
             kept = self._cache.get(key)
-            if kept is not None and self._serves(kept, num_audio_tokens):
+            if kept is not None and self._serves(kept, num_outputs):
                 self._cache.move_to_end(key)
                 return kept
-            if self.family.has_audio:
-                prepared = self._audio_prompt(utterance, num_audio_tokens)
-            else:
-                prepared = self._text_prompt(utterance)
+            with_audio = self.family.has_audio
+            prepared = self._audio_prompt(utterance, num_outputs) if with_audio else self._text_prompt(utterance)
             self._remember(key, prepared if self._keep_features else replace(prepared, features=None))
         return prepared
 
-    def _serves(self, kept: Prepared, num_audio_tokens: int | None) -> bool:
-        if num_audio_tokens is None:
+    def _serves(self, kept: Prepared, num_outputs: int | None) -> bool:
+        if num_outputs is None:
             return kept.features is not None or not self.family.has_audio
-        return kept.prompt.num_audio_tokens == num_audio_tokens
+        return kept.prompt.num_audio_tokens == self._num_rows(num_outputs)
+
+    def _num_rows(self, num_outputs: int) -> int:
+        assert self.family.hearing is not None
+        return self.family.hearing.num_rows(num_outputs, self.extractor)
 
     def label_ids(self, utterance: Utterance, with_language: bool) -> tuple[int, ...]:
         """What SFT trains the model to answer, the stop token included."""
@@ -93,47 +103,54 @@ class PromptBuilder:
             language = language_name(utterance.language)
         return raw, text, language
 
-    def _audio_prompt(self, utterance: Utterance, num_audio_tokens: int | None) -> Prepared:
-        text = self._chat_text(utterance)
-        mark = self.processor.audio_token
+    def _audio_prompt(self, utterance: Utterance, num_outputs: int | None) -> Prepared:
+        text, ids = self._text_and_ids(utterance)
+        features = None
+        if num_outputs is None:
+            features = self._features(utterance)
+            assert self.family.hearing is not None
+            num_outputs = self.family.hearing.num_outputs(features.num_frames)
+        num_rows = self._num_rows(num_outputs)
+        if num_rows < 1:
+            raise ValueError(f"{utterance.where}: {utterance.audio} is too short: {self.family.name} hears nothing")
+        mark = self.audio_id
+        assert mark is not None
+        ids[ids.index(mark) : len(ids) - ids[::-1].index(mark)] = [mark] * num_rows
+        return Prepared(Prompt(utterance, tuple(ids), text, num_rows), features)
+
+    def _text_and_ids(self, utterance: Utterance) -> tuple[str, list[int]]:
+        """The prompt as text, and its token ids with one run of placeholders, of any length."""
+        if self.family.prompt_ids is not None:
+            ids = self.family.prompt_ids(self.processor, utterance, self.instruction, self._forced(utterance))
+            return self.tokenizer.decode(ids, skip_special_tokens=False), ids
+        text, mark = self._chat_text(utterance), self.processor.audio_token
         if text.count(mark) != 1:
             raise ValueError(
                 f"{utterance.where}: the prompt of {utterance.id} (its `prompt`, or --data.instruction) contains "
                 f"{mark}, which stands for audio; take it out"
             )
-        features = None
-        if num_audio_tokens is None:
-            features, ids = self._features(utterance, text)
-            assert self.family.num_audio_tokens is not None
-            num_audio_tokens = self.family.num_audio_tokens(features.num_frames)
-        else:
-            ids = self.tokenizer(text.replace(mark, mark * num_audio_tokens)).input_ids
-        found = sum(token_id == self.audio_id for token_id in ids)
-        if found != num_audio_tokens:
-            raise ValueError(
-                f"{utterance.where}: the prompt of {utterance.id} holds {found} audio tokens for {num_audio_tokens} "
-                f"encoder outputs; a text that contains {mark} can't be a prompt"
-            )
-        return Prepared(Prompt(utterance, tuple(ids), text, found), features)
+        start = self.tokenizer.bos_token
+        templated = start is not None and text.startswith(start)
+        return text, list(self.tokenizer(text, add_special_tokens=not templated).input_ids)
 
-    def _features(self, utterance: Utterance, text: str) -> tuple[Features, list[int]]:
-        """The encoder's input, and the prompt's token ids with as many placeholders as it will give outputs."""
+    def _features(self, utterance: Utterance) -> Features:
+        """The encoder's input."""
+        assert self.family.hearing is not None
         if utterance.audio is None:
             raise ValueError(
                 f"{utterance.where}: utterance {utterance.id} has no audio, which {self.family.name} needs"
             )
-        rate_hz = self.processor.feature_extractor.sampling_rate
+        rate_hz = self.extractor.sampling_rate
         samples = load_audio(utterance.audio, rate_hz, utterance.where)
-        if len(samples) > self.family.max_audio_s * rate_hz:
+        if len(samples) > self.max_audio_s * rate_hz:
             raise ValueError(
                 f"{utterance.where}: {utterance.audio} lasts {len(samples) / rate_hz:.1f} s, {self.family.name} hears "
-                f"{self.family.max_audio_s:.0f} s; cut it, or lower --data.max_duration_s and --data.on_error skip"
+                f"{self.max_audio_s:g} s; cut it, or lower --data.max_duration_s and --data.on_error skip"
             )
+        if len(samples) < MIN_AUDIO_S * rate_hz:
+            raise ValueError(f"{utterance.where}: {utterance.audio} is shorter than {MIN_AUDIO_S} s")
         self.num_decoded += 1
-        inputs = self.processor(text=[text], audio=[samples], sampling_rate=rate_hz, return_tensors="pt")
-        mask = inputs["input_features_mask" if "input_features_mask" in inputs else "feature_attention_mask"]
-        features = Features(mel_MF=inputs["input_features"][0], num_frames=int(mask.sum()))
-        return features, inputs["input_ids"][0].tolist()
+        return self.family.hearing.features(self.extractor, samples)
 
     def _text_prompt(self, utterance: Utterance) -> Prepared:
         if utterance.audio is not None or utterance.prompt is None:
@@ -146,15 +163,20 @@ class PromptBuilder:
         return Prepared(Prompt(utterance, token_ids, text), None)
 
     def _chat_text(self, utterance: Utterance) -> str:
-        messages = self.family.messages(utterance, self.instruction)
+        language = self._forced(utterance)
+        assert self.family.messages is not None
+        messages = self.family.messages(utterance, self.instruction, language)
         text = self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return text + self.family.prefill(language) if language and self.family.prefill else text
+
+    def _forced(self, utterance: Utterance) -> str | None:
+        """The language that the model is told; None if it shall find out."""
         if not self.force_language:
-            return text
+            return None
         language = language_name(utterance.language)
         if not language:
             raise ValueError(f"{utterance.where}: --data.force_language, but {utterance.id} has no `language`")
-        assert self.family.prefill is not None
-        return text + self.family.prefill(language)
+        return language
 
     def _remember(self, key: tuple, prepared: Prepared) -> None:
         if key in self._cache:
@@ -192,10 +214,11 @@ def _banned_ids(loaded: LoadedModel, stop_ids: tuple[int, ...]) -> tuple[int, ..
     allowed = set(stop_ids) | set(tokenizer.convert_tokens_to_ids(list(loaded.family.output_tokens)))
     banned = set(tokenizer.all_special_ids) - allowed
     if loaded.family.has_audio:
-        banned |= {
-            token_id
-            for name in ("audio_token_id", "audio_bos_token_id", "audio_eos_token_id")
-            if (token_id := getattr(loaded.processor, name, None)) is not None
-        }
-    rows = loaded.model.get_output_embeddings().weight.shape[0] if loaded.model is not None else 0
-    return tuple(sorted(banned | set(range(len(tokenizer), rows))))
+        names = ("audio_token", "audio_bos_token", "audio_eos_token")
+        marks = [mark for name in names if isinstance(mark := getattr(loaded.processor, name, None), str)]
+        banned |= set(tokenizer.convert_tokens_to_ids(marks))
+    if loaded.model is None:
+        return tuple(sorted(banned))
+    rows = loaded.model.get_output_embeddings().weight.shape[0]
+    # a placeholder may lie behind the rows: Granite Speech puts audio in its place before it looks it up
+    return tuple(sorted({token_id for token_id in banned if token_id < rows} | set(range(len(tokenizer), rows))))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from speechrl.models.families import Features
+from speechrl.models.family import Features
 from speechrl.types import TrainGroup
 
 PADDING = -1  # group of tokens that only fill up a sequence

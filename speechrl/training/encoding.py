@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from speechrl.models.families import Features
+from speechrl.models.family import Features
 from speechrl.models.feature_cache import FeatureCache, check_feature_cache, encoder_context
 from speechrl.models.load import LoadedModel
 from speechrl.models.policy import PolicyModule
@@ -38,7 +38,7 @@ class EncodingRank:
         self.device = next(module.parameters()).device
         self.num_encoder_passes = 0
         self.feature_cache = self._open_feature_cache(data, runtime.num_ranks)
-        self._encoded: dict[str, Tensor] = {}  # utterance id -> encoder output [A, D]
+        self._encoded: dict[str, Tensor] = {}  # utterance id -> encoder output [O, D]
         self._keys: dict[str, str] = {}  # utterance id -> key in the feature cache
         self._lock = threading.Lock()  # of the encoder and the feature cache; the builder has its own
         self._thread = ThreadPoolExecutor(1, "look_ahead")
@@ -87,7 +87,7 @@ class EncodingRank:
         return key, output if output is None else output.to(self.device)
 
     def encode(self, prepared: Sequence[Prepared], module: PolicyModule | None = None) -> dict[str, Tensor]:
-        """Encoder output [A, D] of each utterance: run once, kept until `forget`. `module` holds whole weights."""
+        """Encoder output [O, D] of each utterance: run once, kept until `forget`. `module` holds whole weights."""
         if not self.family.has_audio:
             return {}
         self._take_ahead([item.prompt.utterance for item in prepared])

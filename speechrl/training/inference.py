@@ -106,7 +106,7 @@ class InferenceRank(EncodingRank):
     def engine_spec(self, options: Vllm, sleeps: bool) -> EngineSpec:
         """What an engine must know of this rank's language model."""
         return EngineSpec(
-            hf_config=engine_config(self.loaded.model.config, self.family),
+            hf_config=engine_config(self.loaded.model, self.family),
             dtype=self.dtype,
             num_audio_rows=options.max_audio_tokens if self.family.has_audio else 0,
             max_model_len=options.max_model_len,

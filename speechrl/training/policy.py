@@ -27,7 +27,7 @@ from speechrl.algorithms.losses import NORMALISERS, POLICY_LOSSES
 from speechrl.config import Common, SftConfig, TrainConfig
 from speechrl.data.normalise import words
 from speechrl.models.export import write_folder
-from speechrl.models.families import Features
+from speechrl.models.family import Features
 from speechrl.models.flops import DecoderShape, peak_flops, training_flops
 from speechrl.models.load import load_model, use_liger_kernels
 from speechrl.models.policy import CtcTarget, PolicyModule, disable_dropout

@@ -13,21 +13,23 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import reduce_tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from speechrl.models.families import Family
+from speechrl.models.family import Family
 from speechrl.rollout.vllm import wait_for_engines
 from speechrl.rollout.weights import Bucket, pack
 from speechrl.training import deepspeed_engine
 
 
-def engine_config(config: PreTrainedConfig, family: Family) -> dict[str, Any]:
-    """The Hugging Face config of the language model alone. Raises ValueError where transformers has no such class."""
-    text = config.get_text_config()
+def engine_config(model: Any, family: Family) -> dict[str, Any]:
+    """The Hugging Face config of a model's language model alone. Raises ValueError where transformers has no such
+    class.
+    """
+    text = (family.text_config or PreTrainedConfig.get_text_config)(model.config)
     if type(text) not in AutoModelForCausalLM._model_mapping:
         raise ValueError(f"the engine vllm: {family.name} has a language model of type {text.model_type!r}, which is "
                          "no causal language model of its own; use the engine native")  # fmt: skip
     values = text.to_dict()
     values["architectures"] = [AutoModelForCausalLM._model_mapping[type(text)].__name__]
-    values["tie_word_embeddings"] = config.tie_word_embeddings
+    values["tie_word_embeddings"] = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     return values
 
 
