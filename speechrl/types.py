@@ -17,13 +17,21 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class AudioRef:
-    """Where one recording lies: a sound file, or row `row` of a `datasets` dataset saved to disk at `path`."""
+    """Where one recording lies: a sound file, or row `row` of a `datasets` dataset saved to disk at `path`.
+
+    start_s, length_s: both None for the whole recording; otherwise the segment of it that is meant, in seconds.
+    """
 
     path: str
     row: int | None = None
+    start_s: float | None = None
+    length_s: float | None = None
 
     def __str__(self) -> str:
-        return self.path if self.row is None else f"{self.path}[{self.row}]"
+        whole = self.path if self.row is None else f"{self.path}[{self.row}]"
+        if self.start_s is None or self.length_s is None:
+            return whole
+        return f"{whole}@{self.start_s:g}-{self.start_s + self.length_s:g}s"
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,6 @@ def _checked(utterance: Utterance, min_duration_s: float, max_duration_s: float,
     if stated_s is not None and abs(stated_s - measured_s) > max(DURATION_SLACK_S, DURATION_SLACK * measured_s):
         raise AudioError(
             f"{name}: lasts {measured_s:.3f} s, the manifest says {stated_s:.3f} s; a segment of a longer recording "
-            "must be cut into a file of its own"
+            "needs `offset_s`"
         )
     return replace(utterance, duration_s=measured_s)
