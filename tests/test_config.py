@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from speechrl import config as options
 from speechrl import sections
 from speechrl.cli import COMMANDS
+from speechrl.manifest_options import MANIFEST_CONFIGS, RankConfig
 from speechrl.settings import Section, dump, load
 
 TRAIN = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "d.jsonl", "--reward.remote_url", "r.py"]
@@ -30,6 +31,8 @@ CONFIGS: dict[str, type[Section]] = {
     "check": options.CheckConfig,
     "eval": options.EvalConfig,
     "score": options.ScoreConfig,
+    "rank": RankConfig,
+    **{f"manifest {tool}": cls for tool, cls in MANIFEST_CONFIGS.items()},
     "compare": options.CompareConfig,
     "export": options.ExportConfig,
     "transcribe": options.TranscribeConfig,
@@ -391,7 +394,7 @@ def flags(section: type[Section], prefix: str = "") -> Iterator[tuple[str, str |
 
 
 def test_every_command_has_a_config():
-    assert set(CONFIGS) == set(COMMANDS)
+    assert {name.split()[0] for name in CONFIGS} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", CONFIGS)
