@@ -1,6 +1,6 @@
 """`speechrl rank`: how hard each utterance was for a model, from its sampled transcripts; the easiest first.
 
-Where transcripts come from is not its matter: a reader gives `Attempt`s, and `rank` reads those.
+Another store of samples needs a reader that makes `Samples` (evaluation/metrics.py) of it; the rest reads `Attempt`s.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from speechrl.data.curriculum import DIFFICULTY
 from speechrl.data.manifest import read_manifests
 from speechrl.evaluation.hypotheses import read_hypotheses
+from speechrl.evaluation.metrics import Samples
 from speechrl.manifest_commands import write
 from speechrl.manifest_options import RankConfig
 from speechrl.types import Utterance
@@ -24,7 +25,7 @@ SOLVED_AT: Mapping[str, float] = {"cer": 0.0, "reward": 1.0}
 
 @dataclass(frozen=True)
 class Attempt:
-    """One sampled transcript of an utterance, as a reader of stored samples gives it.
+    """What came of one sampled transcript of an utterance.
 
     cer: character error rate, clipped at 1; on silence 1 for any text. reward: None where none was asked for, or it
     abstained. where: file:line.
@@ -47,9 +48,9 @@ class Difficulty:
     num_samples: int
 
 
-def attempts_of_hypotheses(path: Path) -> Iterator[Attempt]:
-    """What hypotheses.jsonl of `speechrl eval` holds. Raises ValueError naming file:line as `read_hypotheses` does."""
-    for samples in read_hypotheses(path):
+def attempts_of(groups: Iterable[Samples]) -> Iterator[Attempt]:
+    """The attempts of decoded utterances, wherever those were read."""
+    for samples in groups:
         for item in samples:
             counts, utterance = item.chars, item.utterance
             length = counts.reference_length
@@ -105,7 +106,7 @@ def rank(config: RankConfig) -> Path:
     texts = {utterance.id: utterance for utterance in utterances}
     attempts: list[Attempt] = []
     for path in config.hypotheses:
-        for attempt in attempts_of_hypotheses(Path(path)):
+        for attempt in attempts_of(read_hypotheses(Path(path))):
             there = texts.get(attempt.utterance_id)
             if there is not None and there.text != attempt.reference:
                 raise ValueError(

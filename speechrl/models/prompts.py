@@ -11,6 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from speechrl.data.audio import load_audio
+from speechrl.data.augment import augment, mask_features
 from speechrl.models.families import Features, language_name
 from speechrl.models.load import LoadedModel
 from speechrl.types import Prompt, Utterance
@@ -60,7 +61,7 @@ class PromptBuilder:
 
         Raises ValueError naming the utterance when its audio is missing, unreadable or does not fit the model.
         """
-        key = (utterance.id, utterance.where)
+        key = (utterance.id, utterance.where, utterance.augmentation)
         with self._lock:
             kept = self._cache.get(key)
             if kept is not None and self._serves(kept, num_audio_tokens):
@@ -124,6 +125,9 @@ class PromptBuilder:
             )
         rate_hz = self.processor.feature_extractor.sampling_rate
         samples = load_audio(utterance.audio, rate_hz, utterance.where)
+        change = utterance.augmentation
+        if change is not None:
+            samples = augment(samples, rate_hz, change)
         if len(samples) > self.family.max_audio_s * rate_hz:
             raise ValueError(
                 f"{utterance.where}: {utterance.audio} lasts {len(samples) / rate_hz:.1f} s, {self.family.name} hears "
@@ -133,6 +137,8 @@ class PromptBuilder:
         inputs = self.processor(text=[text], audio=[samples], sampling_rate=rate_hz, return_tensors="pt")
         mask = inputs["input_features_mask" if "input_features_mask" in inputs else "feature_attention_mask"]
         features = Features(mel_MF=inputs["input_features"][0], num_frames=int(mask.sum()))
+        if change is not None:
+            features = replace(features, mel_MF=mask_features(features.mel_MF, features.num_frames, change))
         return features, inputs["input_ids"][0].tolist()
 
     def _text_prompt(self, utterance: Utterance) -> Prepared:
