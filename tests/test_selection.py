@@ -13,9 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speechrl.cli import main
+from speechrl.data.loader import UtteranceLoader
 from speechrl.data.manifest import ManifestError, read_manifest, write_manifest
 from speechrl.data.manifest_stats import figures
+from speechrl.data.mix import read_sources
 from speechrl.data.selection import keep_if, mix, read_condition, split, text_key
+from speechrl.rank import Attempt, Difficulty, difficulties
+from speechrl.sections import Data
 from speechrl.types import Utterance
 
 
@@ -263,3 +267,125 @@ def test_mix_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert "two.jsonl:1: id '0' stands already at " in capsys.readouterr().err
     main([*flags, "--num_utterances", "8", "--prefix_ids"])
     assert Counter(name.split("/")[0] for name in ids(tmp_path / "out.jsonl")) == {"one": 6, "two": 2}
+
+
+# --- difficulty -----------------------------------------------------------------------------------------------------
+
+
+def hypotheses(path: Path, lines: list[tuple]) -> str:
+    """(id, said, reference, reward)"""
+    rows = [
+        {"id": name, "text": said, "reference": reference, "reward": reward} for name, said, reference, reward in lines
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+LINES = [
+    ("easy", "abcd", "abcd", 1.0),
+    ("easy", "abcd", "abcd", 0.8),
+    ("half", "abxx", "abcd", 0.5),
+    ("half", "abcd", "abcd", None),
+    ("hard", "xxxxxxxxxx", "abcd", -1.0),
+    ("hard", "", "abcd", 0.0),
+    ("quiet", "", "", 1.0),
+    ("quiet", "x", "", 0.0),
+]
+
+
+def test_difficulties_by_hand() -> None:
+    attempts = [
+        Attempt("a", "r", 0.0, 1.0, ""),
+        Attempt("a", "r", 0.5, None, ""),
+        Attempt("a", "r", 1.0, 0.5, ""),
+        Attempt("b", "r", 0.0, None, ""),
+    ]
+    assert difficulties(attempts, "cer") == {
+        "a": Difficulty(0.5, round((1 / 6) ** 0.5, 6), 1 / 3, 3),
+        "b": Difficulty(0.0, 0.0, 1.0, 1),
+    }
+    assert difficulties(attempts, "reward") == {"a": Difficulty(0.25, 0.25, 0.5, 2)}
+    assert difficulties(attempts, "cer", 0.5)["a"].solved_share == 2 / 3
+    assert difficulties(attempts, "reward", 0.5)["a"].solved_share == 1.0
+
+
+def test_rank_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    rows = [
+        {"id": name, "text": "" if name == "quiet" else "abcd", "x": 1} for name in ("hard", "quiet", "half", "easy")
+    ]
+    path = manifest(tmp_path / "m.jsonl", rows)
+    said = hypotheses(tmp_path / "h.jsonl", LINES)
+    out = tmp_path / "ranked.jsonl"
+    main(["rank", "--manifest", path, "--hypotheses", said, "--out", str(out)])
+    found = read_manifest(out)
+    assert [(item.id, item.metadata["difficulty"], item.metadata["solved_share"]) for item in found] == [
+        ("easy", 0.0, 1.0),
+        ("half", 0.25, 0.5),
+        ("quiet", 0.5, 0.5),
+        ("hard", 1.0, 0.0),
+    ]
+    assert found[1].metadata == {
+        "x": 1, "difficulty": 0.25, "difficulty_std": 0.25, "solved_share": 0.5, "num_samples": 2
+    }  # fmt: skip
+    assert "of 4 utterances 1 always solved, 1 never" in capsys.readouterr().out
+    main(
+        ["rank", "--manifest", str(out), "--hypotheses", said, "--out", str(out), "--score", "reward"]
+    )  # again, over it
+    assert [(item.id, item.metadata["difficulty"]) for item in read_manifest(out)] == [
+        ("easy", 0.1), ("half", 0.5), ("quiet", 0.5), ("hard", 1.5)
+    ]  # fmt: skip
+
+
+def test_rank_refuses_other_utterances(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = manifest(tmp_path / "m.jsonl", [{"id": "easy", "text": "abcd"}, {"id": "new", "text": "abcd"}])
+    said = hypotheses(tmp_path / "h.jsonl", LINES)
+    flags = ["rank", "--manifest", path, "--hypotheses", said, "--out", str(tmp_path / "o.jsonl")]
+    with pytest.raises(SystemExit):
+        main(flags)
+    assert "m.jsonl:2: utterance new has no hypothesis in" in capsys.readouterr().err
+    main([*flags, "--on_missing", "drop"])
+    assert ids(tmp_path / "o.jsonl") == ["easy"]
+    wrong = manifest(tmp_path / "w.jsonl", [{"id": "easy", "text": "other"}])
+    with pytest.raises(SystemExit):
+        main(["rank", "--manifest", wrong, "--hypotheses", said, "--out", str(tmp_path / "p.jsonl")])
+    assert "h.jsonl:1: id 'easy' has the reference 'abcd', at " in capsys.readouterr().err
+
+
+def test_a_curriculum_starts_with_what_is_easy() -> None:
+    items = [utterance(str(index), difficulty=[0.5, 0.1, 0.9, 0.1][index % 4]) for index in range(40)]
+
+    def epochs(seed: int) -> list[list[str]]:
+        loader = UtteranceLoader(items, 10, seed, curriculum="easy_first")
+        return [[item.id for _ in range(4) for item in loader.next_batch()] for _ in range(2)]
+
+    first, second = epochs(0)
+    hardness = [items[int(name)].metadata["difficulty"] for name in first]
+    assert hardness == sorted(hardness) and sorted(second) == sorted(first)
+    plain = UtteranceLoader(items, 10, 0)
+    for _ in range(4):
+        plain.next_batch()
+    assert second == [item.id for _ in range(4) for item in plain.next_batch()]  # later epochs are as without
+    assert first[:20] != epochs(1)[0][:20] and set(first[:20]) == set(epochs(1)[0][:20])  # ties are shuffled
+    unordered = UtteranceLoader(items, 10, 0, shuffle=False, curriculum="easy_first")
+    assert [item.id for item in unordered.next_batch()] == ["1", "3", "5", "7", "9", "11", "13", "15", "17", "19"]
+
+
+def test_a_curriculum_is_part_of_a_checkpoint() -> None:
+    items = [utterance(str(index), difficulty=index / 8) for index in range(8)]
+    saved = UtteranceLoader(items, 4, 0, curriculum="easy_first").state_dict()
+    with pytest.raises(ValueError, match="--data.curriculum was easy_first at the checkpoint and is none now"):
+        UtteranceLoader(items, 4, 0).load_state_dict(saved)
+    with pytest.raises(ManifestError, match="m:x: utterance x has no `difficulty`; `speechrl rank` writes it"):
+        UtteranceLoader([*items, utterance("x")], 4, 0, curriculum="easy_first")
+    with pytest.raises(ManifestError, match="has the `difficulty` 'high', which is no number"):
+        UtteranceLoader([utterance("x", difficulty="high")], 1, 0, curriculum="easy_first")
+
+
+def test_only_a_range_of_difficulties_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    rows = [{"id": str(index), "text": "a", "difficulty": index / 4} for index in range(5)]
+    path = manifest(tmp_path / "m.jsonl", rows)
+    (source,) = read_sources(Data(prompt_dataset=(path,), difficulty_range=(0.25, 0.75)))
+    assert [item.id for item in source] == ["1", "2", "3"]
+    assert "--data.difficulty_range 0.25 0.75 keeps 3 of 5 utterances" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="no utterance has a `difficulty` in --data.difficulty_range 2 3"):
+        read_sources(Data(prompt_dataset=(path,), difficulty_range=(2, 3)))

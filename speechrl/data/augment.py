@@ -168,9 +168,12 @@ def _noisy(samples: np.ndarray, rate_hz: int, change: Augmentation, rng: np.rand
 def _stretch_of(path: str, count: int, rate_hz: int, rng: np.random.Generator) -> np.ndarray:
     """[count] samples of a recording from a random place on, going round a short one; nothing else is decoded."""
     whole_s, wanted_s = duration_s_of(AudioRef(path)), count / rate_hz
-    start_s = rng.random() * max(whole_s - wanted_s, 0.0)
-    noise = load_audio(AudioRef(path, None, start_s, min(wanted_s, whole_s)), rate_hz)
-    return np.resize(noise, count)
+    place = rng.random()
+    if whole_s < wanted_s:
+        noise = load_audio(AudioRef(path), rate_hz)
+        return np.resize(np.roll(noise, int(place * len(noise))), count)
+    # a resampler may give one sample less than was asked for
+    return np.resize(load_audio(AudioRef(path, None, place * (whole_s - wanted_s), wanted_s), rate_hz), count)
 
 
 def _telephone(samples: np.ndarray, rate_hz: int) -> np.ndarray:
