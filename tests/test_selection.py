@@ -373,7 +373,7 @@ def test_a_curriculum_starts_with_what_is_easy() -> None:
 def test_a_curriculum_is_part_of_a_checkpoint() -> None:
     items = [utterance(str(index), difficulty=index / 8) for index in range(8)]
     saved = UtteranceLoader(items, 4, 0, curriculum="easy_first").state_dict()
-    with pytest.raises(ValueError, match="--data.curriculum was easy_first at the checkpoint and is none now"):
+    with pytest.raises(ValueError, match=r"--data\.curriculum was easy_first at the checkpoint and is none now"):
         UtteranceLoader(items, 4, 0).load_state_dict(saved)
     with pytest.raises(ManifestError, match="m:x: utterance x has no `difficulty`; `speechrl rank` writes it"):
         UtteranceLoader([*items, utterance("x")], 4, 0, curriculum="easy_first")
@@ -387,5 +387,5 @@ def test_only_a_range_of_difficulties_is_taken(tmp_path: Path, capsys: pytest.Ca
     (source,) = read_sources(Data(prompt_dataset=(path,), difficulty_range=(0.25, 0.75)))
     assert [item.id for item in source] == ["1", "2", "3"]
     assert "--data.difficulty_range 0.25 0.75 keeps 3 of 5 utterances" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="no utterance has a `difficulty` in --data.difficulty_range 2 3"):
+    with pytest.raises(ValueError, match=r"no utterance has a `difficulty` in --data\.difficulty_range 2 3"):
         read_sources(Data(prompt_dataset=(path,), difficulty_range=(2, 3)))
