@@ -65,7 +65,7 @@ def test_aishell1(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 
 def test_librispeech(tmp_path: Path) -> None:
     found = prepare("librispeech", corpora.librispeech(tmp_path), tmp_path / "out", "--lowercase")
-    assert list(found) == ["dev-clean", "dev-other", "train-clean-100"]
+    assert list(found) == ["dev-clean", "dev-other", "test-clean", "test-other", "train-clean-100"]
     assert shown(found["train-clean-100"])[:2] == [
         ("103-1240-0000", "turn the light on", "English", "103"),
         ("103-1240-0001", "turn the light on now", "English", "103"),
