@@ -84,17 +84,18 @@ def wenetspeech(root: Path, num_segments: int = 3) -> Path:
                            ("test_meeting", ["TEST_MEETING"])):  # fmt: skip
         aid = f"Y0000000000_{split}"
         path = f"audio/{split}/youtube/B00000/{aid}.opus"
-        sound(folder / path, num_segments + 2)
+        count = num_segments if split == "train" else 2
+        sound(folder / path, count + 1)
         segments = [
             {"sid": f"{aid}_S{index:05d}", "begin_time": index + 0.1, "end_time": index + 0.95, "subsets": subsets,
-             "confidence": 0.9 if index == num_segments - 1 else 1.0, "text": said[split] + "一" * index}
-            for index in range(num_segments)
+             "confidence": 0.9 if index == num_segments - 1 else 1.0, "text": said[split] + "零一二三打开"[:index]}
+            for index in range(count)
         ]  # fmt: skip
         if split == "train":
             other = {"begin_time": 0.0, "end_time": 0.5, "confidence": 1.0}
             segments.append(other | {"sid": f"{aid}_S90000", "subsets": ["L"], "text": "二"})
             segments.append(other | {"sid": f"{aid}_S90001", "subsets": subsets, "text": " "})
-        audios.append({"aid": aid, "duration": num_segments + 2, "md5": "0", "path": path, "source": "youtube",
+        audios.append({"aid": aid, "duration": count + 1, "md5": "0", "path": path, "source": "youtube",
                        "tags": "0", "url": "u", "segments": segments})  # fmt: skip
     (folder / "WenetSpeech.json").write_text(
         json.dumps({"dataset": "WenetSpeech", "audios": audios}, ensure_ascii=False)

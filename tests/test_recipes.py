@@ -94,7 +94,7 @@ def librispeech(folder: Path) -> dict[str, str]:
 
 
 def wenetspeech(folder: Path) -> dict[str, str]:
-    return {"CORPUS": str(corpora.wenetspeech(folder, num_segments=8))}
+    return {"CORPUS": str(corpora.wenetspeech(folder, num_segments=6))}
 
 
 def commonvoice(folder: Path) -> dict[str, str]:
@@ -163,11 +163,9 @@ def test_recipe_passes_check_on_fakes(name: str, qwen3_asr: str, qwen2_audio: st
     """The scripts run on a small fake of the corpus, `speechrl check` on a tiny model of the recipe's family."""
     model = qwen2_audio if name == "librispeech" else qwen3_asr
     variables = FAKES[name](tmp_path) | {"MODEL": model, "DATA": str(tmp_path / "data"), "GPUS": "1"}
-    recipe, flags = (
-        str(ROOT / f"recipes/asr/{name}.sh"),
-        ["--rollout.batch_size", "6" if name == "robust_noise" else "4"],
-    )
-    calls = calls_of([recipe, *flags], tmp_path, **variables)
+    batch = "6" if name == "robust_noise" else "4"  # a tenth of 4 would be none
+    recipe = str(ROOT / f"recipes/asr/{name}.sh")
+    calls = calls_of([recipe, "--rollout.batch_size", batch], tmp_path, **variables)
     checked: list[str] = []
     for call in calls:
         if call.program == "python":
