@@ -15,7 +15,7 @@ import pytest
 
 from speechrl.data.audio import load_audio
 from speechrl.data.checks import check_utterances
-from speechrl.data.manifest import read_manifest
+from speechrl.data.manifest import read_manifest, write_manifest
 from speechrl.types import AudioRef, Utterance
 from tests import corpora
 
@@ -281,3 +281,55 @@ def test_missing_audio_stops_or_is_counted(tmp_path: Path, capsys: pytest.Captur
     long = corpora.wenetspeech(tmp_path)
     (long / "audio/train/youtube/B00000/Y0000000000_train.opus").unlink()
     assert "no such file" in refused(capsys, "wenetspeech", long, tmp_path / "out2", "--splits", "train")
+
+
+# --- what is made of manifests --------------------------------------------------------------------------------------
+
+
+def run(name: str, *words: str) -> None:
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main(list(words))
+
+
+def test_hotwords_are_those_that_were_said_and_distractors(tmp_path: Path) -> None:
+    corpora.lines(tmp_path / "words.txt", ["Berlin", "New York", "art", "Paris", "Rome", "Berlin"])
+    texts = ["from New York to Berlin", "the party is in new york!", "nothing"]
+    rows = [{"id": str(index), "prompt": "p", "text": text, "language": "en"} for index, text in enumerate(texts)]
+    write_manifest(tmp_path / "m.jsonl", rows)
+    flags = ("--words", f"{tmp_path}/words.txt", "--distractors", "2", "--prompt", "Names: {words}.")
+    run("add_keywords", f"{tmp_path}/m.jsonl", *flags, "--out", f"{tmp_path}/k.jsonl")
+    found = read_manifest(tmp_path / "k.jsonl")
+    assert [len(item.keywords) for item in found] == [4, 3, 2]
+    assert {"New York", "Berlin"} < set(found[0].keywords) and "New York" in found[1].keywords
+    assert found[0].prompt == f"Names: {', '.join(found[0].keywords)}."
+    run("add_keywords", f"{tmp_path}/m.jsonl", *flags, "--out", f"{tmp_path}/again.jsonl")
+    assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "k.jsonl").read_bytes()
+
+
+def test_noise_becomes_clips_without_text(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    corpora.sound(tmp_path / "noise" / "free" / "a.wav", 4.3)
+    corpora.sound(tmp_path / "noise" / "b.flac", 1.0)
+    found = prepare("noise", tmp_path / "noise", tmp_path / "out", "--seconds", "2")["noise"]
+    assert [(item.id, item.text, item.duration_s) for item in found] == [
+        ("b-0", "", 1.0), ("free/a-0", "", 2.0), ("free/a-2", "", 2.0)
+    ]  # fmt: skip
+    assert "left out: 1 ends below 0.5 s" in capsys.readouterr().out
+
+
+def test_a_noisy_copy_has_its_levels(tmp_path: Path) -> None:
+    corpora.sound(tmp_path / "a.wav", 1.0)
+    write_manifest(tmp_path / "m.jsonl", [{"id": "a", "audio": "a.wav", "text": "one", "speaker": "s"}])
+    run("make_noisy", f"{tmp_path}/m.jsonl", "--noise", "white", "--snr_db", "0", "20", "--out", f"{tmp_path}/noisy")
+    found = read_manifest(tmp_path / "noisy" / "noisy.jsonl")
+    assert [(item.id, item.text, dict(item.metadata)) for item in found] == [
+        ("a@0dB", "one", {"speaker": "s", "snr_db": 0.0}),
+        ("a@20dB", "one", {"speaker": "s", "snr_db": 20.0}),
+    ]
+    clean = load_audio(AudioRef(str(tmp_path / "a.wav")))
+    for item, snr_db in zip(found, (0, 20), strict=True):
+        assert item.audio is not None
+        noise = load_audio(item.audio) - clean
+        assert 10 * np.log10(np.sum(clean**2) / np.sum(noise**2)) == pytest.approx(snr_db, abs=0.1)
