@@ -3,7 +3,7 @@
 
     python data/prepare_commonvoice.py CORPUS/cv-corpus-17.0-2024-03-15/zh-CN --out data/commonvoice_zh
 
-Layout: clips/*.mp3 and {train,dev,test,validated,other,...}.tsv with the columns client_id, path, sentence and locale;
+Layout: clips/*.mp3 and {train,dev,test,validated,other,...}.tsv with the columns client_id, path, sentence and (not in the first releases) locale;
 clip_durations.tsv (clip, milliseconds), where the release has it, saves reading the headers. Mozilla's train, dev and
 test share no speaker and no sentence.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from speechrl.data.corpus import CorpusError, LeftOut, Reader, choose, corpus_parser, expect, language_of, recorded, run
 from speechrl.types import Utterance
 
-COLUMNS = ("client_id", "path", "sentence", "locale")
+COLUMNS = ("client_id", "path", "sentence")
 KEPT = ("accents", "age", "gender")
 
 
@@ -54,7 +54,7 @@ def read(folder: Path, split: str, left_out: LeftOut) -> Iterator[Utterance]:
             id=Path(clip).stem,
             text=row["sentence"].strip(),
             audio=recorded(folder / "clips" / clip),
-            language=language_of(row["locale"]),
+            language=language_of(row.get("locale") or folder.resolve().name),
             duration_s=known_s.get(clip) or None,
             metadata={"speaker": row["client_id"], **{name: row[name] for name in KEPT if row.get(name)}},
             where=where,

@@ -448,6 +448,8 @@ def test_the_pages_name_flags_that_exist():
     known |= {re.sub(r"([\w]+)$", r"no_\1", name) for name in known}
     pages = [root / "README.md", *(root / "docs").glob("*.md")]
     named = {
-        (page.name, flag) for page in pages for flag in re.findall(r"--([a-z_]+\.[a-z_.]*[a-z_])", page.read_text())
+        (page.name, flag)
+        for page in pages
+        for flag in re.findall(r"--([a-z_]+\.[a-z0-9_.]*[a-z0-9_])", page.read_text())
     }
     assert {(page, flag) for page, flag in named if flag not in known} == set()
