@@ -3,9 +3,8 @@
 
     python data/prepare_commonvoice.py CORPUS/cv-corpus-17.0-2024-03-15/zh-CN --out data/commonvoice_zh
 
-Layout: clips/*.mp3 and {train,dev,test,validated,other,...}.tsv with the columns client_id, path, sentence and (not in the first releases) locale;
-clip_durations.tsv (clip, milliseconds), where the release has it, saves reading the headers. Mozilla's train, dev and
-test share no speaker and no sentence.
+Layout: clips/*.mp3 and {train,dev,test,validated,other,...}.tsv with the columns client_id, path, sentence and, but for
+the first releases, locale; clip_durations.tsv (clip, milliseconds), where the release has it, saves reading the headers.
 """
 
 from __future__ import annotations
