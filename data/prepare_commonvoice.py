@@ -4,7 +4,7 @@
     python data/prepare_commonvoice.py CORPUS/cv-corpus-17.0-2024-03-15/zh-CN --out data/commonvoice_zh
 
 Layout: clips/*.mp3 and {train,dev,test,validated,other,...}.tsv with the columns client_id, path, sentence and, but for
-the first releases, locale; clip_durations.tsv (clip, milliseconds), where the release has it, saves reading the headers.
+the first releases, locale. clip_durations.tsv (clip, milliseconds), where it is there, saves reading the headers.
 """
 
 from __future__ import annotations

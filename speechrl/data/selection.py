@@ -148,7 +148,9 @@ def split(
     largest such sets first, each to the part that lacks most; sets of a size come in an order that only `seed` and the
     texts decide. Raises ValueError when a part stays empty, ManifestError for an utterance without a key.
     """
-    sets = sorted(_tied(utterances, keep_together), key=lambda tied: (-len(tied), _shuffle_key(tied, seed)))
+    texts = {utterance.id: text_key(utterance) for utterance in utterances}
+    sets = _tied(utterances, texts, keep_together)
+    sets.sort(key=lambda tied: (-len(tied), _shuffle_key(tied, texts, seed)))
     total = sum(shares.values())
     lacking = {part: share / total * len(utterances) for part, share in shares.items()}
     place: dict[str, str] = {}
@@ -168,7 +170,7 @@ def split(
     return parts
 
 
-def _tied(utterances: Sequence[Utterance], keys: Sequence[str]) -> list[list[Utterance]]:
+def _tied(utterances: Sequence[Utterance], texts: Mapping[str, str], keys: Sequence[str]) -> list[list[Utterance]]:
     """Connected components of "has the same text or the same value of a key"."""
     parent = list(range(len(utterances)))
 
@@ -180,7 +182,7 @@ def _tied(utterances: Sequence[Utterance], keys: Sequence[str]) -> list[list[Utt
 
     first: dict[tuple[str, str], int] = {}
     for index, utterance in enumerate(utterances):
-        ties = [("", text_key(utterance))] if text_key(utterance) else []
+        ties = [("", texts[utterance.id])] if texts[utterance.id] else []
         for key in keys:
             if utterance.metadata.get(key) is None:
                 raise ManifestError(f"{utterance.where}: utterance {utterance.id} has no {key} (--keep_together)")
@@ -193,9 +195,9 @@ def _tied(utterances: Sequence[Utterance], keys: Sequence[str]) -> list[list[Utt
     return list(found.values())
 
 
-def _shuffle_key(tied: Sequence[Utterance], seed: int) -> bytes:
+def _shuffle_key(tied: Sequence[Utterance], texts: Mapping[str, str], seed: int) -> bytes:
     """Decided by texts, so that utterances that come or go move no others."""
-    name = min(text_key(utterance) or utterance.id for utterance in tied)
+    name = min(texts[utterance.id] or utterance.id for utterance in tied)
     return hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
 
 
