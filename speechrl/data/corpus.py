@@ -113,9 +113,11 @@ def _measured(utterance: Utterance, skip: bool) -> Utterance | None:
     assert audio is not None
     try:
         if utterance.duration_s is None:
-            return replace(utterance, duration_s=round(duration_s_of(audio, where), 4))
-        if not os.path.exists(audio.path):
+            utterance = replace(utterance, duration_s=round(duration_s_of(audio, where), 4))
+        elif not os.path.exists(audio.path):
             raise AudioError(f"{where}: {audio.path}: no such file")
+        if not utterance.duration_s or utterance.duration_s <= 0:
+            raise AudioError(f"{where}: {audio} lasts {utterance.duration_s} s")
     except AudioError as error:
         if skip:
             return None
@@ -127,12 +129,12 @@ def _measured(utterance: Utterance, skip: bool) -> Utterance | None:
 
 
 def expect(folder: Path, names: Sequence[str], corpus: str) -> None:
-    """Raises CorpusError unless every one of the names lies in the folder; it says what lies there instead."""
+    """Raises CorpusError unless the folder is there and all of the names lie in it; it says what lies there instead."""
+    if not folder.is_dir():
+        raise CorpusError(f"{folder}: no such folder; give the one that {corpus} was unpacked into")
     missing = [name for name in names if not (folder / name).exists()]
     if not missing:
         return
-    if not folder.is_dir():
-        raise CorpusError(f"{folder}: no such folder; give the one that {corpus} was unpacked into")
     there = sorted(path.name for path in folder.iterdir())
     shown = ", ".join(there[:8]) + (f" and {len(there) - 8} more" if len(there) > 8 else "") if there else "nothing"
     raise CorpusError(f"{folder}: not {corpus}: expected {', '.join(missing)} in it, found {shown}")
