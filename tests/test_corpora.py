@@ -277,10 +277,10 @@ def test_missing_audio_stops_or_is_counted(tmp_path: Path, capsys: pytest.Captur
     found = prepare("librispeech", folder, tmp_path / "out", *flags, "--on_error", "skip")
     assert [u.id for u in found["dev-clean"]] == ["84-121123-0000"]
     assert "left out: 1 without usable audio" in capsys.readouterr().out
-    soundfile.write(folder / "dev-clean/84/121123/84-121123-0001.flac", np.zeros(0), 16000)
-    assert "84-121123-0001.flac lasts 0.0 s; --on_error skip" in refused(
-        capsys, "librispeech", folder, tmp_path / "out3", *flags
-    )
+    other = corpora.aishell1(tmp_path)
+    soundfile.write(other / "wav/dev/S1000/BAC009S1000W0000.wav", np.zeros(0), 16000)
+    message = refused(capsys, "aishell1", other, tmp_path / "out3", "--splits", "dev")
+    assert "BAC009S1000W0000.wav lasts 0.0 s; --on_error skip leaves" in message
     long = corpora.wenetspeech(tmp_path)
     (long / "audio/train/youtube/B00000/Y0000000000_train.opus").unlink()
     assert "no such file" in refused(capsys, "wenetspeech", long, tmp_path / "out2", "--splits", "train")
