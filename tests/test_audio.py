@@ -214,6 +214,9 @@ def test_a_segment_must_lie_in_its_recording(tmp_path: Path) -> None:
     soundfile.write(path, np.full(32000, 0.1, np.float32), 16000)
     assert len(load_audio(AudioRef(str(path), None, 1.5, 0.9))) == 8000  # cut at the end
     assert duration_s_of(AudioRef(str(path), None, 1.5, 0.9)) == 0.5
+    cut = Utterance(id="u", text="", audio=AudioRef(str(path), None, 1.5, 0.9), duration_s=0.9)
+    (checked,), _ = check_utterances([cut], min_duration_s=0.1, max_duration_s=30, on_error="stop")
+    assert checked.duration_s == 0.5
     for start_s, length_s, end in ((1.5, 1.1, "2.600"), (2.0, 0.1, "2.100")):
         with pytest.raises(AudioError, match=rf"m:3: .*a.wav@.*lasts 2.000 s, the segment ends at {end} s"):
             load_audio(AudioRef(str(path), None, start_s, length_s), where="m:3")
