@@ -32,8 +32,8 @@ class RewardRequest:
 
     ids: of the utterance, so repeated G times; queries: prompt + completion with its tags; labels: references;
     responses: transcripts alone; languages: of the reference; audio_paths: "path", "path[row]" or, of
-    a segment, "path@1.5-3s"; finish_reasons: "stop", "length" (cut off by the token limit) or None (a caller that doesn't
-    say); raw_responses: completions with their tags.
+    a segment, "path@1.5-3s"; finish_reasons: "stop", "length" (cut off by the token limit) or None (a caller that
+    doesn't say); raw_responses: completions with their tags.
     """
 
     ids: list[str]
