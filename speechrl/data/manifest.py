@@ -174,7 +174,7 @@ def _audio_ref(row: Mapping[str, Any], path: str, where: str) -> AudioRef:
         return AudioRef(path, index)
     if not (math.isfinite(offset_s) and offset_s >= 0):
         raise ManifestError(f"{where}: `{key}` is {offset_s}; it must be seconds, 0 or more")
-    length_s = _duration_s(row, where)
+    length_s = read_duration_s(row, where)
     if length_s is None:
         raise ManifestError(f"{where}: `{key}` without `duration_s`; a segment needs both")
     return AudioRef(path, index, float(offset_s), length_s)
