@@ -217,7 +217,11 @@ def test_the_loader_draws_anew_each_epoch_and_resumes(noise_manifest: str) -> No
         return MixedLoader.from_options(sources, data, 6, 0, "--rollout.batch_size")
 
     whole = loader()
-    epochs = [[*whole.next_batch(), *whole.next_batch()] for _ in range(2)]
+    epochs = []
+    for _ in range(2):
+        ahead = whole.upcoming()
+        epochs.append([*whole.next_batch(), *whole.next_batch()])
+        assert ahead == epochs[-1][:6]
     first, second = ({item.id: item.augmentation for item in epoch} for epoch in epochs)
     assert first.keys() == second.keys() and all(first[name] != second[name] for name in first)
     before, after = loader(), loader()
