@@ -7,7 +7,10 @@ import sys
 from collections.abc import Callable
 
 from speechrl import config as options
+from speechrl import settings
 from speechrl.config import parse
+from speechrl.manifest_options import MANIFEST_CONFIGS, RankConfig
+from speechrl.manifest_options import check as check_manifest_options
 
 # speechrl decides what Ray workers see; a hub is only asked when the user names a hub id
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -58,6 +61,26 @@ def _score(argv: list[str]) -> None:
     print(f"done: {config.out}")
 
 
+def _manifest(argv: list[str]) -> None:
+    tool = argv[0] if argv else ""
+    if tool not in MANIFEST_CONFIGS:
+        lines = [f"  {name:8} {(cls.__doc__ or '').strip()}" for name, cls in MANIFEST_CONFIGS.items()]
+        usage = "usage: speechrl manifest TOOL [flags]   (speechrl manifest TOOL --help lists its flags)"
+        print("\n".join([usage, "", *lines]), file=sys.stdout if tool in ("-h", "--help") else sys.stderr)
+        raise SystemExit(0 if tool in ("-h", "--help") else 2)
+    config = settings.parse(MANIFEST_CONFIGS[tool], argv[1:], f"speechrl manifest {tool}", check_manifest_options)
+    from speechrl.manifest_commands import TOOLS
+
+    TOOLS[tool](config)
+
+
+def _rank(argv: list[str]) -> None:
+    config = settings.parse(RankConfig, argv, "speechrl rank", check_manifest_options)
+    from speechrl.rank import rank
+
+    print(f"done: {rank(config)}")
+
+
 def _export(argv: list[str]) -> None:
     config = parse(options.ExportConfig, argv, "speechrl export")
     from speechrl.commands import export
@@ -94,6 +117,8 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "compare": (_compare, "two evaluations of the same utterances, with paired bootstrap tests"),
     "check": (_check, "validate config, manifests, model and reward without training"),
     "score": (_score, "score hypotheses with a reward, to try it before training"),
+    "manifest": (_manifest, "statistics, filters, splits and mixtures of manifests"),
+    "rank": (_rank, "write into a manifest how hard each utterance is, from sampled transcripts"),
     "export": (_export, "turn a training checkpoint into a Hugging Face folder"),
     "transcribe": (_transcribe, "transcribe sound files with a model folder"),
     "serve-reward": (_serve_reward, "serve a reward file over HTTP"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, get_args
 
-from speechrl.sections import Algo, Decoding, Eval, Reward, Role, Selection, Vllm
+from speechrl.sections import Algo, Data, Decoding, Eval, Reward, Role, Selection, Vllm
 from speechrl.settings import named_lists, named_numbers, named_paths
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def check_common(config: Common, engine: str, trains: bool) -> None:
             f"--data.feature_cache {config.data.feature_cache} keeps what a frozen encoder gives, and --actor.freeze "
             "leaves the encoder out: add it there, or give no cache"
         )
+    _check_augmentation(config.data)
     if set(config.actor.freeze) == set(get_args(Role)):
         raise ValueError("--actor.freeze names every role, so nothing would train; leave one out")
     names = named_paths(config.eval.dataset, "--eval.dataset")
@@ -114,6 +115,20 @@ def check_common(config: Common, engine: str, trains: bool) -> None:
         _check_decoding(config.eval, "--rollout.engine", engine)
     if names and not config.eval.steps and trains:
         raise ValueError("--eval.dataset is given, but --eval.steps is 0, so nothing would be evaluated")
+
+
+def _check_augmentation(data: Data) -> None:
+    augment = data.augment
+    if data.feature_cache and augment.changes_audio:
+        raise ValueError(
+            f"--data.feature_cache {data.feature_cache} keeps what the encoder gives for an audio, and "
+            "--data.augment.* changes the audio each epoch: leave one of them out"
+        )
+    for flag, (low, high) in (("--data.augment.rt60_s", augment.rt60_s), ("--data.augment.snr_db", augment.snr_db)):
+        if low > high:
+            raise ValueError(f"{flag} {low} {high}: give the lowest first")
+    if data.difficulty_range and data.difficulty_range[0] > data.difficulty_range[1]:
+        raise ValueError(f"--data.difficulty_range {' '.join(map(str, data.difficulty_range))}: give the lowest first")
 
 
 def reward_parts(reward: Reward) -> tuple[dict[str, tuple[str, ...]], dict[str, float]]:

@@ -40,10 +40,9 @@ def prepare(config: TrainConfig) -> Inputs:
     """Read and check everything that can be known before Ray starts. Raises ValueError with the flag or the line."""
     sources = read_sources(config.data)
     sets = read_sets(config.eval, config.data)
-    loader = MixedLoader(
-        sources, config.data.probabilities, config.rollout.batch_size, config.train.seed, config.data.shuffle,
-        "--rollout.batch_size",
-    )  # fmt: skip
+    loader = MixedLoader.from_options(
+        sources, config.data, config.rollout.batch_size, config.train.seed, "--rollout.batch_size"
+    )
     builder = preflight(config, {**dict(zip(config.data.prompt_dataset, sources, strict=True)), **sets})
     total_steps = config.train.max_steps or config.train.num_episodes * loader.num_batches_per_epoch
     run = RunFolder(config)

@@ -17,6 +17,7 @@ from speechrl.models.load import LoadedModel, load_processor, read_family
 from speechrl.models.prompts import PromptBuilder
 from speechrl.reward.client import RewardClient
 from speechrl.rollout.vllm_api import require_vllm
+from speechrl.sections import Data
 from speechrl.training.inference import pick_device
 from speechrl.training.run_folder import RunFolder
 from speechrl.types import Group, Rollout, Utterance
@@ -40,6 +41,7 @@ def preflight(config: Common, sets: dict[str, Sequence[Utterance]]) -> PromptBui
     check_feature_cache(config.data, family, here=not config.ray.address)
     marks = tuple(set(builder.tokenizer.all_special_tokens) | set(family.output_tokens))
     flag = _language_flag(config, family)
+    _check_slowing(config.data, builder)
     for utterances in sets.values():
         for utterance in utterances:
             _check_fit(builder, utterance)
@@ -93,6 +95,15 @@ def _check_text(utterance: Utterance, marks: Sequence[str], prompt_too: bool) ->
             )
 
 
+def _check_slowing(data: Data, builder: PromptBuilder) -> None:
+    if min(data.augment.speeds, default=1.0) < 1 and data.max_duration_s > builder.max_audio_s:
+        raise ValueError(
+            f"--data.augment.speeds {min(data.augment.speeds)} makes audio longer, up to --data.max_duration_s "
+            f"{data.max_duration_s:g}, and {builder.family.name} hears {builder.max_audio_s:g} s: set "
+            f"--data.max_duration_s {builder.max_audio_s:g}"
+        )
+
+
 def _check_fit(builder: PromptBuilder, utterance: Utterance) -> None:
     family = builder.family
     if utterance.audio is not None and not family.has_audio:
@@ -113,10 +124,7 @@ def check(config: CheckConfig) -> list[str]:
     lines = []
     RunFolder(config)  # may the run have its folder?
     sources = read_sources(config.data)
-    MixedLoader(
-        sources, config.data.probabilities, config.rollout.batch_size, config.train.seed, config.data.shuffle,
-        "--rollout.batch_size",
-    )  # fmt: skip
+    MixedLoader.from_options(sources, config.data, config.rollout.batch_size, config.train.seed, "--rollout.batch_size")
     train = {f"training set {index + 1}": source for index, source in enumerate(sources)}
     sets: dict[str, Sequence[Utterance]] = {**train, **read_sets(config.eval, config.data)}
     for name, utterances in sets.items():

@@ -100,6 +100,46 @@ class Selection(Section):
     """GiB that --data.feature_cache may take; the least recently used outputs go first."""
 
 
+class Augment(Section):
+    """Changes of training audio, drawn for every utterance and epoch; evaluation hears it as it is."""
+
+    speeds: tuple[Annotated[float, Field(ge=0.5, le=2)], ...] = ()
+    """One of these is drawn, such as 0.9 1.0 1.1; never one that makes audio longer than --data.max_duration_s."""
+    room: tuple[str, ...] = ()
+    """Reverberation, one of these: synthetic, or folders of impulse responses (sound files)."""
+    room_share: float = Field(default=0.3, ge=0, le=1)
+    """Share of the utterances that get a room."""
+    rt60_s: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (0.2, 0.8)
+    """Shortest and longest time in which a synthetic room decays by 60 dB."""
+    noise: tuple[str, ...] = ()
+    """Noise, one of these: white, pink, speech (its spectrum), or folders of noise recordings (sound files)."""
+    noise_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of the utterances that get noise."""
+    snr_db: tuple[float, float] = (0.0, 20.0)
+    """Lowest and highest level of the speech over the noise."""
+    telephone_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the utterances that sound as through a telephone: 300 to 3400 Hz, 8 kHz, mu-law."""
+    frequency_masks: int = Field(default=0, ge=0)
+    """SpecAugment: bands of mel bins that are hidden from the encoder."""
+    frequency_mask_share: float = Field(default=0.2, ge=0, le=1)
+    """Widest band, as a share of the mel bins."""
+    time_masks: int = Field(default=0, ge=0)
+    """SpecAugment: stretches of time that are hidden from the encoder."""
+    time_mask_share: float = Field(default=0.05, ge=0, le=1)
+    """Longest stretch, as a share of the utterance."""
+
+    @property
+    def changes_audio(self) -> bool:
+        return bool(
+            self.speeds
+            or (self.room and self.room_share)
+            or (self.noise and self.noise_share)
+            or self.telephone_share
+            or self.frequency_masks
+            or self.time_masks
+        )
+
+
 class Data(Selection):
     """Where utterances come from and which are taken."""
 
@@ -111,6 +151,11 @@ class Data(Selection):
     """Shuffle each epoch, as a function of --train.seed."""
     prefetch: bool = True
     """Decode the next batch, and run a frozen encoder over it, in the background of this one."""
+    curriculum: Literal["none", "easy_first"] = "none"
+    """easy_first: in the first epoch by the `difficulty` that speechrl rank wrote, then as --data.shuffle says."""
+    difficulty_range: tuple[float, float] | None = None
+    """Train only on utterances whose `difficulty` lies in this range, both ends included."""
+    augment: Augment = Augment()
 
 
 class Rollout(Section):

@@ -24,10 +24,9 @@ def sft(config: SftConfig) -> Path:
     """Returns the folder of the last export (or of the run, with --ckpt.no_save_hf)."""
     sources = read_sources(config.data)
     sets = read_sets(config.eval, config.data)
-    loader = MixedLoader(
-        sources, config.data.probabilities, config.train.batch_size or DEFAULT_BATCH_SIZE, config.train.seed,
-        config.data.shuffle, "--train.batch_size",
-    )  # fmt: skip
+    loader = MixedLoader.from_options(
+        sources, config.data, config.train.batch_size or DEFAULT_BATCH_SIZE, config.train.seed, "--train.batch_size"
+    )
     preflight(config, {**dict(zip(config.data.prompt_dataset, sources, strict=True)), **sets})
     total_steps = config.train.max_steps or config.train.num_episodes * loader.num_batches_per_epoch
     run = RunFolder(config)
@@ -51,6 +50,7 @@ def sft(config: SftConfig) -> Path:
             if config.data.prefetch:
                 policy.look_ahead(loader.upcoming())
             metrics = policy.sft_update(utterances, rate, step < config.sft.ctc_warmup_steps)
+            metrics |= stages.augmentation_metrics(config.data, utterances)
             policy.forget()
             step += 1
             done, total = _progress(config, step, total_steps, started)

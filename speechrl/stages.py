@@ -24,7 +24,7 @@ from speechrl.reward.metrics import char_counts, corpus_rate
 from speechrl.reward.plugin import RewardAnswer, answer_to_scores
 from speechrl.reward.summary import summarise
 from speechrl.rollout.engine import Placed, RolloutEngine, Sampling, in_order
-from speechrl.sections import Train
+from speechrl.sections import Data, Train
 from speechrl.tracking import Tracker
 from speechrl.training.group import PolicyGroup, RankGroup
 from speechrl.training.run_folder import RunFolder
@@ -81,6 +81,7 @@ def collect(
     metrics = rollout_metrics([group for group, _ in seen]) | reward_metrics(scores)
     metrics |= {f"reward/log/{name}": value for name, value in merge_answers(answers).extra_logs.items()}
     metrics |= filter_metrics(verdicts, wanted, len(answers))
+    metrics |= augmentation_metrics(config.data, [group.utterance for group, _ in seen])
     metrics["rollout/live_groups_share"] = sum(spread_mask(config, scores)) / len(scores)
     return [group for group, _ in kept], [score for _, score in kept], metrics
 
@@ -107,6 +108,13 @@ def _sample_and_score(
         places, groups = zip(*piece, strict=True)
         scores |= zip(places, answer_to_scores(answer, groups), strict=True)
     return in_order(piece for piece, _ in pieces), [scores[place] for place in sorted(scores)], merge_answers(answers)
+
+
+def augmentation_metrics(data: Data, utterances: Sequence[Utterance]) -> Metrics:
+    """Share of the utterances that --data.augment.* changed; nothing without it."""
+    if not data.augment.changes_audio:
+        return {}
+    return {"data/augmented_share": sum(item.augmentation is not None for item in utterances) / len(utterances)}
 
 
 def spread_mask(config: TrainConfig, scores: Sequence[Scores]) -> list[bool]:

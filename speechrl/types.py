@@ -17,13 +17,42 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class AudioRef:
-    """Where one recording lies: a sound file, or row `row` of a `datasets` dataset saved to disk at `path`."""
+    """Where one recording lies: a sound file, or row `row` of a `datasets` dataset saved to disk at `path`.
+
+    start_s, length_s: both None for the whole recording; otherwise the segment of it that is meant, in seconds.
+    """
 
     path: str
     row: int | None = None
+    start_s: float | None = None
+    length_s: float | None = None
 
     def __str__(self) -> str:
-        return self.path if self.row is None else f"{self.path}[{self.row}]"
+        whole = self.path if self.row is None else f"{self.path}[{self.row}]"
+        if self.start_s is None or self.length_s is None:
+            return whole
+        return f"{whole}@{self.start_s:g}-{self.start_s + self.length_s:g}s"
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What is done to an audio on its way to the encoder, in this order; all of it is drawn, so it can be done again.
+
+    seed: of what is random in a room and in noise. speed: 1.1 is faster and higher. room: "" for none, "synthetic", or
+    the file of an impulse response. rt60_s: of a synthetic room. noise: "" for none, a kind of noise, or a sound file.
+    snr_db: speech over noise. telephone: 300 to 3400 Hz, 8 kHz, mu-law. frequency_masks, time_masks: of the features,
+    each (width, place) as shares of their size and of the room that is left.
+    """
+
+    seed: int
+    speed: float = 1.0
+    room: str = ""
+    rt60_s: float = 0.0
+    noise: str = ""
+    snr_db: float = 0.0
+    telephone: bool = False
+    frequency_masks: tuple[tuple[float, float], ...] = ()
+    time_masks: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -31,7 +60,8 @@ class Utterance:
     """One line of a manifest. `audio` is None for text tasks, whose input is `prompt`.
 
     `text` is the reference (the label of a reward); `prompt` is an extra text for the model: the whole input of a text
-    task, the instruction or context of an audio one. `where` is "file:line", for messages.
+    task, the instruction or context of an audio one. `where` is "file:line", for messages. `augmentation` is what
+    training does to the audio this time; `duration_s` is then of the audio that the model hears.
     """
 
     id: str
@@ -43,6 +73,7 @@ class Utterance:
     duration_s: float | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     where: str = ""
+    augmentation: Augmentation | None = None
 
 
 @dataclass(frozen=True)

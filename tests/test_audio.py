@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 import soundfile
 
-from speechrl.data.audio import AudioError, duration_s_of, load_audio, samples_of, write_wav
+from speechrl.data.audio import AudioError, audio_digest, duration_s_of, load_audio, samples_of, write_wav
 from speechrl.data.checks import check_utterances
 from speechrl.types import AudioRef, Utterance
 
@@ -190,3 +190,43 @@ def test_decode_finds_what_a_header_hides(tmp_path: Path) -> None:
     assert len(check_utterances(rows, **bounds)[0]) == 1
     good, problems = check_utterances(rows, decode=True, **bounds)
     assert good == [] and "16000 samples are NaN" in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "subtype"),
+    [("a.wav", "PCM_16"), ("a.flac", "PCM_16"), ("a.ogg", "VORBIS"), ("a.ogg", "OPUS"), ("a.mp3", None)],
+)
+def test_a_segment_is_that_part_of_the_whole(name: str, subtype: str | None, tmp_path: Path) -> None:
+    path, rate_hz = tmp_path / name, 22050 if name == "a.flac" else 16000
+    sweep = 0.5 * np.sin(2 * np.pi * np.cumsum(np.linspace(100, 900, 3 * rate_hz)) / rate_hz)
+    soundfile.write(path, sweep.astype(np.float32), rate_hz, subtype=subtype)
+    whole = load_audio(AudioRef(str(path)), rate_hz)
+    part = load_audio(AudioRef(str(path), None, 1.25, 0.8), rate_hz)
+    start = samples_of(1.25, rate_hz)
+    assert len(part) == round(0.8 * rate_hz)
+    tolerance = 0.0 if subtype == "PCM_16" else 1e-3
+    np.testing.assert_allclose(part, whole[start : start + len(part)], atol=tolerance)
+    assert duration_s_of(AudioRef(str(path), None, 1.25, 0.8)) == pytest.approx(0.8, abs=1e-4)
+
+
+def test_a_segment_must_lie_in_its_recording(tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    soundfile.write(path, np.full(32000, 0.1, np.float32), 16000)
+    assert len(load_audio(AudioRef(str(path), None, 1.5, 0.9))) == 8000  # cut at the end
+    assert duration_s_of(AudioRef(str(path), None, 1.5, 0.9)) == 0.5
+    cut = Utterance(id="u", text="", audio=AudioRef(str(path), None, 1.5, 0.9), duration_s=0.9)
+    (checked,), _ = check_utterances([cut], min_duration_s=0.1, max_duration_s=30, on_error="stop")
+    assert checked.duration_s == 0.5
+    for start_s, length_s, end in ((1.5, 1.1, "2.600"), (2.0, 0.1, "2.100")):
+        with pytest.raises(AudioError, match=rf"m:3: .*a.wav@.*lasts 2.000 s, the segment ends at {end} s"):
+            load_audio(AudioRef(str(path), None, start_s, length_s), where="m:3")
+
+
+def test_segments_of_one_recording_have_digests_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    soundfile.write(path, np.full(32000, 0.1, np.float32), 16000)
+    refs = [AudioRef(str(path)), AudioRef(str(path), None, 0.0, 1.0), AudioRef(str(path), None, 1.0, 1.0)]
+    digests = [audio_digest(ref) for ref in refs]
+    assert len(set(digests)) == 3 and digests == [audio_digest(ref) for ref in refs]
+    soundfile.write(path, np.full(32001, 0.1, np.float32), 16000)
+    assert not set(digests) & {audio_digest(ref) for ref in refs}

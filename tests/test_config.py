@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from speechrl import config as options
 from speechrl import sections
 from speechrl.cli import COMMANDS
+from speechrl.manifest_options import MANIFEST_CONFIGS, RankConfig
 from speechrl.settings import Section, dump, load
 
 TRAIN = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "d.jsonl", "--reward.remote_url", "r.py"]
@@ -30,6 +31,8 @@ CONFIGS: dict[str, type[Section]] = {
     "check": options.CheckConfig,
     "eval": options.EvalConfig,
     "score": options.ScoreConfig,
+    "rank": RankConfig,
+    **{f"manifest {tool}": cls for tool, cls in MANIFEST_CONFIGS.items()},
     "compare": options.CompareConfig,
     "export": options.ExportConfig,
     "transcribe": options.TranscribeConfig,
@@ -238,6 +241,14 @@ BAD_FLAGS = [
         [*TRAIN, "--data.feature_cache", "c", "--actor.freeze", "projector"],
         "--data.feature_cache c keeps what a frozen encoder gives, and --actor.freeze leaves the encoder out",
     ),
+    (
+        "sft",
+        [*SFT, "--data.feature_cache", "c", "--data.augment.speeds", "0.9", "1"],
+        "--data.feature_cache c keeps what the encoder gives for an audio, and --data.augment.* changes the audio",
+    ),
+    ("train", [*TRAIN, "--data.augment.snr_db", "20", "0"], "--data.augment.snr_db 20.0 0.0: give the lowest first"),
+    ("train", [*TRAIN, "--data.augment.speeds", "3"], "--data.augment.speeds: Input should be less than or equal to 2"),
+    ("train", [*TRAIN, "--data.difficulty_range", "1", "0"], "--data.difficulty_range 1.0 0.0: give the lowest first"),
     ("eval", [*EVAL, "--data.feature_cache_gb", "0"], "--data.feature_cache_gb: Input should be greater than 0"),
     ("train", [*TRAIN, "--eval.steps", "5"], "--eval.steps 5 needs --eval.dataset"),
     ("train", [*TRAIN, "--eval.best_metric", "eval/dev/cer"], "--eval.best_metric eval/dev/cer: expected"),
@@ -391,7 +402,7 @@ def flags(section: type[Section], prefix: str = "") -> Iterator[tuple[str, str |
 
 
 def test_every_command_has_a_config():
-    assert set(CONFIGS) == set(COMMANDS)
+    assert {name.split()[0] for name in CONFIGS} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", CONFIGS)
@@ -437,6 +448,8 @@ def test_the_pages_name_flags_that_exist():
     known |= {re.sub(r"([\w]+)$", r"no_\1", name) for name in known}
     pages = [root / "README.md", *(root / "docs").glob("*.md")]
     named = {
-        (page.name, flag) for page in pages for flag in re.findall(r"--([a-z_]+\.[a-z_.]*[a-z_])", page.read_text())
+        (page.name, flag)
+        for page in pages
+        for flag in re.findall(r"--([a-z_]+\.[a-z0-9_.]*[a-z0-9_])", page.read_text())
     }
     assert {(page, flag) for page, flag in named if flag not in known} == set()

@@ -53,7 +53,9 @@ def train_flags(model: str, manifest: str, out: Path, steps: int) -> list:
 
 @pytest.fixture(scope="module")
 def five_steps(qwen3_asr: str, noise_manifest: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five GRPO steps on two ranks: a reference, the reward over HTTP, two optimiser steps a batch, a checkpoint."""
+    """Five GRPO steps on two ranks: augmented audio, a reference, the reward over HTTP, two optimiser steps a batch, a
+    checkpoint.
+    """
     out = tmp_path_factory.mktemp("runs") / "five"
     port = str(free_socket_port())
     server = subprocess.Popen(
@@ -68,6 +70,7 @@ def five_steps(qwen3_asr: str, noise_manifest: str, tmp_path_factory: pytest.Tem
             "--algo.kl.init_coef", "0.05", "--train.batch_size", "8", "--train.max_epochs", "2",
             "--eval.dataset", f"dev={noise_manifest}", "--eval.steps", "5", "--eval.max_new_tokens", "8",
             "--ckpt.save_steps", "4", "--tracking.profile_steps", "2",
+            "--data.augment.speeds", "0.9", "1.1", "--data.augment.noise", "speech", "--data.augment.time_masks", "1",
         )  # fmt: skip
     finally:
         server.terminate()
@@ -90,7 +93,8 @@ def test_five_steps_from_audio_to_export(five_steps: Path, qwen3_asr: str) -> No
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
     assert [line["train/optimizer_steps"] for line in lines] == [4, 8, 12, 16, 20]
     for line in lines:
-        assert line["gap/abs_mean_nats"] < 1e-4  # sampler and trainer are one policy in float32
+        assert line["gap/abs_mean_nats"] < 1e-4  # sampler and trainer are one policy in float32, and hear the same
+        assert line["data/augmented_share"] == 1.0
         assert line["train/grad_norm"] > 0
         assert line["rollout/prompts"] == 4
     assert lines[0]["train/kl_nats"] < lines[-1]["train/kl_nats"]  # the policy leaves the reference

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from speechrl.config import SftConfig
 from speechrl.data.manifest import read_manifest
@@ -14,7 +15,7 @@ from speechrl.rollout.engine import Sampling
 from speechrl.sections import Actor, Ds, Runtime, Selection
 from speechrl.training.inference import InferenceRank
 from speechrl.training.policy import Place, PolicyRank
-from speechrl.types import AudioRef, Group, Utterance
+from speechrl.types import AudioRef, Augmentation, Group, Utterance
 
 SAMPLING = Sampling(num_samples=2, max_new_tokens=6, batch_size=2)
 
@@ -62,6 +63,31 @@ def test_what_is_ahead_of_one_set_is_not_anothers_with_the_same_ids(qwen3_asr: s
     assert told.equal(alone.encode(alone.prepare([other]))[second.id])
     alone.forget()
     assert mine.equal(alone.encode(alone.prepare([second]))[second.id]) and not mine.equal(told)
+
+
+def test_another_version_of_an_utterance_is_not_what_is_ahead(qwen3_asr: str, noise_manifest: str) -> None:
+    """The next epoch's audio of an utterance serves neither this step, nor an evaluation on the same manifest."""
+    plain, other = read_manifest(noise_manifest)[:2]
+    now, then = (replace(plain, augmentation=Augmentation(seed, noise="white")) for seed in (0, 1))
+    alone = rank_of(qwen3_asr)
+
+    def output(utterance: Utterance, rank: InferenceRank) -> Tensor:
+        return rank.encode(rank.prepare([utterance]))[utterance.id].clone()
+
+    expected = []
+    for version in (plain, now, then):
+        expected.append(output(version, alone))
+        alone.forget()
+    rank = rank_of(qwen3_asr)
+    rank.look_ahead([then, other])
+    assert output(plain, rank).equal(expected[0])
+    rank.forget()
+    assert output(now, rank).equal(expected[1])
+    output(other, rank)  # takes what is ahead, in which the utterance has its next version
+    assert output(now, rank).equal(expected[1])
+    rank.forget()
+    rank.look_ahead([then])
+    assert output(then, rank).equal(expected[2]) and not expected[2].equal(expected[1])
 
 
 def test_a_batch_that_nobody_asked_for_is_dropped(qwen3_asr: str, noise_manifest: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from speechrl.data.manifest import ManifestError, read_manifest, read_manifests, write_manifest
+from speechrl.data.manifest import ManifestError, read_manifest, read_manifests, row_of, write_manifest
 from speechrl.types import AudioRef
 
 
@@ -169,3 +169,47 @@ def test_a_datasets_folder(tmp_path: Path) -> None:
     datasets.DatasetDict({"train": dataset, "dev": dataset}).save_to_disk(str(tmp_path / "both"))
     with pytest.raises(ManifestError, match=r"holds the splits \['dev', 'train'\]; give one of them, as .*both/dev"):
         read_manifest(tmp_path / "both")
+
+
+def test_a_segment_and_a_row_of_a_dataset_are_read(tmp_path: Path) -> None:
+    lines = [
+        {"audio": "long.opus", "text": "a", "offset_s": 12.5, "duration_s": 2},
+        {"audio": "long.opus", "text": "b", "offset": 0, "duration": 1.5},
+        {"audio": "saved", "row": 3, "text": "c"},
+    ]
+    first, second, third = read_manifest(manifest(tmp_path, "\n".join(map(json.dumps, lines))))
+    assert first.audio == AudioRef(str(tmp_path / "long.opus"), None, 12.5, 2.0) and first.duration_s == 2.0
+    assert str(first.audio) == f"{tmp_path}/long.opus@12.5-14.5s"
+    assert second.audio == AudioRef(str(tmp_path / "long.opus"), None, 0.0, 1.5)
+    assert third.audio == AudioRef(str(tmp_path / "saved"), 3)
+    assert first.metadata == second.metadata == third.metadata == {}
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"offset_s": 1}, "`offset_s` without `duration_s`; a segment needs both"),
+        ({"offset_s": -1, "duration_s": 1}, "`offset_s` is -1; it must be seconds, 0 or more"),
+        ({"offset_s": "1", "duration_s": 1}, r"`offset_s` is '1' \(str\)"),
+        ({"row": -1}, "`row` is -1; rows of a dataset count from 0"),
+        ({"row": 1.0}, r"`row` is 1.0 \(float\); it must be int"),
+    ],
+)
+def test_a_wrong_segment_is_named(extra: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=f"m.jsonl:1: {message}"):
+        read_manifest(manifest(tmp_path, json.dumps({"audio": "a.wav", "text": "x"} | extra)))
+
+
+def test_an_utterance_reads_back_as_its_line(tmp_path: Path) -> None:
+    lines = [
+        {"id": "a", "audio": "clips/a.wav", "text": "灯", "language": "zh", "keywords": ["灯"], "speaker": "s1"},
+        {"id": "b", "audio": str(tmp_path.parent / "b.opus"), "text": "", "offset_s": 3.25, "duration_s": 1.0},
+        {"id": "c", "prompt": "1+1=", "text": "2", "difficulty": 0.5},
+        {"id": "d", "audio": "saved", "row": 2, "text": "x"},
+    ]
+    read = read_manifest(manifest(tmp_path, "\n".join(map(json.dumps, lines))))
+    rows = [row_of(utterance, tmp_path) for utterance in read]
+    assert rows == lines
+    elsewhere = tmp_path / "sub" / "m.jsonl"
+    write_manifest(elsewhere, (row_of(utterance, elsewhere.parent) for utterance in read))
+    assert [(u.audio, u.metadata) for u in read_manifest(elsewhere)] == [(u.audio, u.metadata) for u in read]

@@ -23,7 +23,7 @@ TEXT_METRICS = ("metrics", "alignment", "keywords", "language", "fluency", "leng
 METRICS = tuple(f"reward.{name}" for name in (*TEXT_METRICS, "formats"))
 # A file imports from smaller numbers, and from its own package. The first pattern that fits counts.
 LAYERS: dict[int, tuple[str, ...]] = {
-    1: ("types", "settings", "sections", "cross_checks", "config"),
+    1: ("types", "settings", "sections", "cross_checks", "config", "manifest_options"),
     2: (
         "data.*",
         "algorithms.*",
@@ -39,8 +39,8 @@ LAYERS: dict[int, tuple[str, ...]] = {
     ),
     3: ("models.*", "training.batch", "reward.perplexity", "evaluation.*"),
     4: ("rollout.*", "training.*", "reward.client", "reward.transport", "reward.server", "reward.workers", "ports"),
-    5: ("launch", "evaluate", "preflight", "score", "stages"),
-    6: ("loop", "sft", "commands"),
+    5: ("launch", "evaluate", "preflight", "score", "stages", "manifest_commands"),
+    6: ("loop", "sft", "commands", "rank"),
     7: ("cli",),
 }
 # The only imports inside a layer that cross packages, each in one direction and with its reason.
@@ -49,6 +49,7 @@ ALLOWED = {
     ("config", "s*"): "a command takes the sections that it reads, and is parsed by settings",
     ("c*", "c*"): "its options are checked against each other",
     ("cross_checks", "s*"): "section by section",
+    ("manifest_options", "settings"): "its commands are parsed by settings",
     ("reward.*", "data.normalise"): "an error rate is defined on normalised text",
     ("reward.*", "data.languages"): "and a language goes by many names",
     ("reward.*", "data.text_rules"): "and may have rules of its own",

@@ -19,6 +19,8 @@ from speechrl.types import AudioRef
 
 _SHORT_DATA = re.compile(r"^data : (\d+) \(should be (\d+)\)", re.MULTILINE)  # of a wav
 STREAMED_BYTES = 2**31 - 2**16  # a wav written to a pipe states a size near 2^31 or 2^32: unknown
+WARM_UP_S = 1.0  # what a codec gives right behind a seek is not yet the recording
+MAX_OVERSHOOT_S = 0.5  # a segment may end so far behind its recording, and is cut there (as Kaldi's extract-segments)
 LARGEST_SAMPLE = 4.0  # decoders overshoot 1 a little; beyond this the file was never scaled to [-1, 1]
 
 
@@ -32,18 +34,24 @@ def samples_of(duration_s: float, rate_hz: int) -> int:
 
 
 def load_audio(ref: AudioRef, rate_hz: int = 16000, where: str = "") -> np.ndarray:
-    """float32 [N samples] in [-1, 1] at `rate_hz`: channels averaged, any source rate resampled.
+    """float32 [N samples] in [-1, 1] at `rate_hz`: channels averaged, any source rate resampled. Of a segment nothing
+    else is decoded.
 
     where: file:line of the manifest, for messages. Raises AudioError naming the file when it is missing, unreadable,
-    cut short, empty, not finite or not scaled to [-1, 1].
+    cut short, empty, not finite or not scaled to [-1, 1], or where a segment does not lie in it.
     """
     with _open(ref, where) as sound:
+        start, wanted = _extent(sound, ref, where)
+        warm_up = min(start, samples_of(WARM_UP_S, sound.samplerate) if sound.format in ("MP3", "OGG") else 0)
         try:
-            samples_NC = sound.read(dtype="float32", always_2d=True)
+            if start:
+                sound.seek(start - warm_up)
+            count = -1 if ref.start_s is None else warm_up + wanted
+            samples_NC = sound.read(count, dtype="float32", always_2d=True)[warm_up:]
         except soundfile.SoundFileError as error:
             raise AudioError(f"{_name(ref, where)}: can't be decoded ({error})") from error
-        if sound.format != "MP3" and len(samples_NC) < sound.frames:  # an mp3 header only estimates
-            raise AudioError(f"{_name(ref, where)}: cut short, {len(samples_NC)} of {sound.frames} samples are there")
+        if sound.format != "MP3" and len(samples_NC) < wanted:  # an mp3 header only estimates
+            raise AudioError(f"{_name(ref, where)}: cut short, {len(samples_NC)} of {wanted} samples are there")
         source_hz = sound.samplerate
     if len(samples_NC) == 0:
         raise AudioError(f"{_name(ref, where)}: no samples (zero length)")
@@ -61,24 +69,45 @@ def load_audio(ref: AudioRef, rate_hz: int = 16000, where: str = "") -> np.ndarr
 
 
 def audio_digest(ref: AudioRef, where: str = "") -> str:
-    """Hex SHA-256 of the bytes of a sound file, or of a dataset's row; nothing is decoded.
+    """Hex SHA-256 of the bytes of a sound file, or of a dataset's row, and of the segment's place; nothing is decoded.
 
     Raises AudioError naming the file when it is missing or unreadable.
     """
     source = _source(ref, where)
     if isinstance(source, bytes):
-        return hashlib.sha256(source).hexdigest()
-    try:
-        with open(source, "rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise AudioError(f"{_name(ref, where)}: can't be read ({error.strerror})") from error
+        digest = hashlib.sha256(source).hexdigest()
+    else:
+        try:
+            if ref.start_s is None:
+                digest = _file_digest(source)
+            else:  # many segments share a long recording, which is read once
+                facts = os.stat(source)
+                digest = _recording_digest(source, facts.st_mtime_ns, facts.st_size)
+        except OSError as error:
+            raise AudioError(f"{_name(ref, where)}: can't be read ({error.strerror})") from error
+    if ref.start_s is None:
+        return digest
+    return hashlib.sha256(f"{digest} {ref.start_s!r} {ref.length_s!r}".encode()).hexdigest()
+
+
+def _file_digest(path: str) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@functools.lru_cache(maxsize=4096)
+def _recording_digest(path: str, mtime_ns: int, num_bytes: int) -> str:
+    """Of a file in the state that time and size of its last change tell."""
+    return _file_digest(path)
 
 
 def duration_s_of(ref: AudioRef, where: str = "") -> float:
-    """Seconds according to the header; nothing is decoded. Raises AudioError when the header can't be read."""
+    """Seconds according to the header, of the segment if one is meant; nothing is decoded.
+
+    Raises AudioError when the header can't be read, or where the segment does not lie in the recording.
+    """
     with _open(ref, where) as sound:
-        return sound.frames / sound.samplerate
+        return _extent(sound, ref, where)[1] / sound.samplerate
 
 
 def write_wav(path: str | Path, samples: np.ndarray, rate_hz: int) -> None:
@@ -96,6 +125,21 @@ def write_wav(path: str | Path, samples: np.ndarray, rate_hz: int) -> None:
 
 def _name(ref: AudioRef, where: str) -> str:
     return f"{where}: {ref}" if where else str(ref)
+
+
+def _extent(sound: soundfile.SoundFile, ref: AudioRef, where: str) -> tuple[int, int]:
+    """(first sample, number of samples) that are meant, at the file's rate. Raises AudioError beyond the file's end."""
+    if ref.start_s is None or ref.length_s is None:
+        return 0, sound.frames
+    rate_hz, recording_s = sound.samplerate, sound.frames / sound.samplerate
+    start = samples_of(ref.start_s, rate_hz)
+    end = start + samples_of(ref.length_s, rate_hz)
+    if start >= sound.frames or end > sound.frames + samples_of(MAX_OVERSHOOT_S, rate_hz):
+        raise AudioError(
+            f"{_name(ref, where)}: the recording lasts {recording_s:.3f} s, the segment ends at "
+            f"{ref.start_s + ref.length_s:.3f} s; `offset_s` and `duration_s` are seconds of this recording"
+        )
+    return start, min(end, sound.frames) - start
 
 
 def _open(ref: AudioRef, where: str) -> soundfile.SoundFile:

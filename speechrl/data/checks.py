@@ -57,10 +57,11 @@ def _checked(utterance: Utterance, min_duration_s: float, max_duration_s: float,
         raise AudioError(f"{name}: lasts {measured_s:.3f} s, below --data.min_duration_s {min_duration_s:g}")
     if measured_s > max_duration_s:
         raise AudioError(f"{name}: lasts {measured_s:.3f} s, above --data.max_duration_s {max_duration_s:g}")
-    stated_s = utterance.duration_s
+    # a segment's length is what the manifest says, cut at the end of its recording
+    stated_s = utterance.duration_s if utterance.audio.start_s is None else None
     if stated_s is not None and abs(stated_s - measured_s) > max(DURATION_SLACK_S, DURATION_SLACK * measured_s):
         raise AudioError(
             f"{name}: lasts {measured_s:.3f} s, the manifest says {stated_s:.3f} s; a segment of a longer recording "
-            "must be cut into a file of its own"
+            "needs `offset_s`"
         )
     return replace(utterance, duration_s=measured_s)

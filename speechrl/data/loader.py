@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from speechrl.data.curriculum import easy_first
 from speechrl.types import Utterance
 
 
@@ -25,10 +26,13 @@ class UtteranceLoader:
         seed: int,
         shuffle: bool = True,
         batch_size_flag: str = "--rollout.batch_size",
+        curriculum: str = "none",
     ):
-        """Raises ValueError naming the flag when a batch asks for more utterances than there are.
+        """Raises ValueError naming the flag when a batch asks for more utterances than there are, or file:line of an
+        utterance without the difficulty that a curriculum reads.
 
         seed: at least 0; another seed gives other epoch orders. batch_size_flag: what messages call the batch size.
+        curriculum: as --data.curriculum.
         """
         if not 1 <= batch_size <= len(utterances):
             raise ValueError(
@@ -39,7 +43,9 @@ class UtteranceLoader:
             raise ValueError(f"--train.seed is {seed}; it must be at least 0")
         self._utterances = list(utterances)
         self._batch_size, self._seed, self._shuffle = batch_size, seed, shuffle
-        self._flag = batch_size_flag
+        self._flag, self._curriculum = batch_size_flag, curriculum
+        if curriculum != "none":
+            easy_first(self._utterances, range(len(self._utterances)))  # a missing difficulty is told now
         self._num_batches = 0  # given so far
         self.fingerprint = _fingerprint(self._utterances)
 
@@ -51,6 +57,11 @@ class UtteranceLoader:
     def epoch(self) -> float:
         """Epochs given so far, with their fraction."""
         return self._num_batches / self.num_batches_per_epoch
+
+    @property
+    def upcoming_epoch(self) -> int:
+        """The epoch, from 0, that the next batch belongs to."""
+        return self._num_batches // self.num_batches_per_epoch
 
     def next_batch(self) -> list[Utterance]:
         """The next `batch_size` utterances, all different."""
@@ -82,18 +93,25 @@ class UtteranceLoader:
                 f"{self.fingerprint} now; resume with the same --data.* flags and unchanged manifests"
             )
         for flag, value in self._settings().items():
-            if state[flag] != value:
+            saved = state.get(flag, "none")  # a checkpoint may be older than curricula
+            if saved != value:
                 name = self._flag if flag == "batch_size" else f"--{flag}"
-                raise ValueError(f"--ckpt.resume: {name} was {state[flag]} at the checkpoint and is {value} now")
+                raise ValueError(f"--ckpt.resume: {name} was {saved} at the checkpoint and is {value} now")
         self._num_batches = state["num_batches"]
 
     def _settings(self) -> dict[str, Any]:
-        return {"batch_size": self._batch_size, "train.seed": self._seed, "data.shuffle": self._shuffle}
+        return {
+            "batch_size": self._batch_size,
+            "train.seed": self._seed,
+            "data.shuffle": self._shuffle,
+            "data.curriculum": self._curriculum,
+        }
 
     def _order(self, epoch: int) -> list[int]:
-        if not self._shuffle:
-            return list(range(len(self._utterances)))
-        return np.random.default_rng([self._seed, epoch]).permutation(len(self._utterances)).tolist()
+        order = list(range(len(self._utterances)))
+        if self._shuffle:
+            order = np.random.default_rng([self._seed, epoch]).permutation(len(order)).tolist()
+        return easy_first(self._utterances, order) if self._curriculum == "easy_first" and epoch == 0 else order
 
 
 def _fingerprint(utterances: Sequence[Utterance]) -> str:

@@ -1,24 +1,29 @@
 """Manifests: a JSONL file or a `datasets` folder -> utterances.
 
 One JSON object a line: `text` (required; "" for silence), `audio` (relative to the manifest's folder, or absolute),
-`id`, `prompt`, `language`, `keywords` (list of words), `duration_s` (seconds). Every other key becomes metadata.
-A `datasets` folder (save_to_disk) has the same names as columns, `audio` being an Audio feature.
+`id`, `prompt`, `language`, `keywords` (list of words), `duration_s` (seconds). With `offset_s` the audio is the segment
+of `duration_s` seconds that starts there; with `row` it is that row of the `datasets` folder at `audio`. Every other
+key becomes metadata. A `datasets` folder (save_to_disk) has the same names as columns, `audio` being an Audio feature.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import math
 import os
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from speechrl.types import AudioRef, Utterance
 
-KNOWN = ("id", "text", "audio", "prompt", "language", "keywords", "duration_s", "duration")
+KNOWN = (
+    "id", "text", "audio", "row", "offset_s", "offset", "prompt", "language", "keywords", "duration_s", "duration",
+)  # fmt: skip
 
 
 class ManifestError(ValueError):
@@ -87,17 +92,41 @@ def check_writable(flag: str, path: str | Path) -> None:
         tempfile.TemporaryFile(dir=target.parent).close()
 
 
+def row_of(utterance: Utterance, folder: Path) -> dict[str, Any]:
+    """The line of a manifest in `folder` that reads back as this utterance."""
+    audio = utterance.audio
+    row = {
+        "id": utterance.id,
+        "audio": None if audio is None else audio_name(audio.path, folder),
+        "row": None if audio is None else audio.row,
+        "offset_s": None if audio is None else audio.start_s,
+        "duration_s": utterance.duration_s,
+        "text": utterance.text,
+        "prompt": utterance.prompt,
+        "language": utterance.language,
+        "keywords": list(utterance.keywords) or None,
+    }
+    return {key: value for key, value in row.items() if value is not None} | dict(utterance.metadata)
+
+
+def audio_name(path: str | Path, folder: Path) -> str:
+    """How a manifest in `folder` names a sound file: relative to it where the file lies below it, else absolute."""
+    audio, base = os.path.abspath(path), os.path.abspath(folder)
+    return os.path.relpath(audio, base) if audio.startswith(os.path.join(base, "")) else audio
+
+
 def read_rows(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """("file:line", line, object) of every line of a JSONL file; a BOM, CRLF and blank lines are tolerated.
+    """("file:line", line, object) of every line of a JSONL file (or .gz of one); a BOM, CRLF and blank lines are
+    tolerated.
 
     Raises ManifestError, naming file:line, for what is not UTF-8, not JSON, not an object, or holds half a surrogate
     pair, which no file and no request could hold again.
     """
     # Split at b"\n" only: str.splitlines would also cut at U+2028, which JSON allows inside a string.
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ManifestError(f"{path}: can't be read ({error.strerror})") from error
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:  # gzip's own errors are OSErrors without strerror
+        raise ManifestError(f"{path}: can't be read ({getattr(error, 'strerror', None) or error})") from error
     for number, raw in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if not raw.strip():
             continue
@@ -131,8 +160,24 @@ def _read_jsonl(path: Path) -> Iterator[Utterance]:
         audio = _text(row, "audio", where)
         if audio == "":
             raise ManifestError(f"{where}: `audio` is empty; give a path, or leave the key out for a text task")
-        ref = None if audio is None else AudioRef(os.path.normpath(path.parent / audio))
+        ref = None if audio is None else _audio_ref(row, os.path.normpath(path.parent / audio), where)
         yield _utterance(row, ref, where, f"{path.stem}:{number}")
+
+
+def _audio_ref(row: Mapping[str, Any], path: str, where: str) -> AudioRef:
+    index = typed(row, "row", int, where)
+    if index is not None and index < 0:
+        raise ManifestError(f"{where}: `row` is {index}; rows of a dataset count from 0")
+    key = "offset_s" if row.get("offset_s") is not None else "offset"
+    offset_s = typed(row, key, (float, int), where)
+    if offset_s is None:
+        return AudioRef(path, index)
+    if not (math.isfinite(offset_s) and offset_s >= 0):
+        raise ManifestError(f"{where}: `{key}` is {offset_s}; it must be seconds, 0 or more")
+    length_s = read_duration_s(row, where)
+    if length_s is None:
+        raise ManifestError(f"{where}: `{key}` without `duration_s`; a segment needs both")
+    return AudioRef(path, index, float(offset_s), length_s)
 
 
 def _refuse_constant(name: str) -> None:
@@ -159,8 +204,9 @@ def _read_dataset(path: Path) -> Iterator[Utterance]:
         )
     rows = dataset.remove_columns("audio") if has_audio else dataset  # the rows without decoding or copying their audio
     for index, row in enumerate(rows):
-        ref = AudioRef(str(path), index) if has_audio else None
-        yield _utterance(row, ref, f"{path}:{index}", f"{path.name}:{index}")
+        where = f"{path}:{index}"
+        ref = _audio_ref({**row, "row": index}, str(path), where) if has_audio else None
+        yield _utterance(row, ref, where, f"{path.name}:{index}")
 
 
 def _utterance(row: Mapping[str, Any], audio: AudioRef | None, where: str, default_id: str) -> Utterance:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from speechrl.data.augment import Augmenter
 from speechrl.data.checks import check_utterances
+from speechrl.data.curriculum import in_range
 from speechrl.data.loader import UtteranceLoader
 from speechrl.data.manifest import read_manifests
 from speechrl.data.normalise import words
@@ -27,6 +29,7 @@ class MixedLoader:
         seed: int,
         shuffle: bool,
         flag: str,
+        curriculum: str = "none",
     ):
         if not shares:
             sources, counts = [[utterance for source in sources for utterance in source]], [batch_size]
@@ -37,17 +40,37 @@ class MixedLoader:
                     f"--data.probabilities {tuple(shares)}: a share of {flag} {batch_size} rounds to 0 utterances"
                 )
         self._loaders = [
-            UtteranceLoader(source, count, seed + index, shuffle, flag)
+            UtteranceLoader(source, count, seed + index, shuffle, flag, curriculum)
             for index, (source, count) in enumerate(zip(sources, counts, strict=True))
         ]
+        self._augmenter: Augmenter | None = None
+
+    @classmethod
+    def from_options(
+        cls, sources: Sequence[Sequence[Utterance]], data: Data, batch_size: int, seed: int, flag: str
+    ) -> MixedLoader:
+        """As --data.* says, with augmentation. flag: what messages call the batch size."""
+        loader = cls(sources, data.probabilities, batch_size, seed, data.shuffle, flag, data.curriculum)
+        if data.augment.changes_audio:
+            loader._augmenter = Augmenter(data.augment, data.max_duration_s, seed)
+        return loader
 
     def next_batch(self) -> list[Utterance]:
         """The next utterances of every source, interleaved so that any slice of the batch holds about the shares."""
-        return _interleaved([loader.next_batch() for loader in self._loaders])
+        return self._batch(UtteranceLoader.next_batch)
 
     def upcoming(self) -> list[Utterance]:
         """What `next_batch` will give."""
-        return _interleaved([loader.upcoming() for loader in self._loaders])
+        return self._batch(UtteranceLoader.upcoming)
+
+    def _batch(self, take: Callable[[UtteranceLoader], list[Utterance]]) -> list[Utterance]:
+        batches = []
+        for loader in self._loaders:
+            epoch = loader.upcoming_epoch
+            batch = take(loader)
+            augmenter = self._augmenter
+            batches.append(batch if augmenter is None else [augmenter(utterance, epoch) for utterance in batch])
+        return _interleaved(batches)
 
     @property
     def num_batches_per_epoch(self) -> int:
@@ -86,7 +109,19 @@ def largest_remainder(shares: Sequence[float], total: int) -> list[int]:
 def read_sources(data: Data) -> list[list[Utterance]]:
     """The checked utterances of every --data.prompt_dataset; prints what --data.on_error skip leaves out."""
     read_manifests(data.prompt_dataset)  # refuses an id that stands in two of them
-    return [read_checked(path, data) for path in data.prompt_dataset]
+    return [_within(read_checked(path, data), data.difficulty_range, path) for path in data.prompt_dataset]
+
+
+def _within(utterances: list[Utterance], bounds: tuple[float, float] | None, path: str) -> list[Utterance]:
+    """Those of --data.difficulty_range. Raises ValueError if there is none."""
+    if bounds is None:
+        return utterances
+    kept = in_range(utterances, *bounds)
+    name = f"--data.difficulty_range {bounds[0]:g} {bounds[1]:g}"
+    print(f"{path}: {name} keeps {len(kept)} of {len(utterances)} utterances", flush=True)
+    if not kept:
+        raise ValueError(f"{path}: no utterance has a `difficulty` in {name}")
+    return kept
 
 
 def read_checked(path: str | Path, data: Selection) -> list[Utterance]:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from speechrl.data.audio import load_audio
+from speechrl.data.augment import augment, mask_features
 from speechrl.models.family import Features, feature_extractor, language_name
 from speechrl.models.load import LoadedModel
 from speechrl.types import Prompt, Utterance
@@ -68,7 +69,7 @@ class PromptBuilder:
 
         Raises ValueError naming the utterance when its audio is missing, unreadable or does not fit the model.
         """
-        key = (utterance.id, utterance.where)
+        key = (utterance.id, utterance.where, utterance.augmentation)
         with self._lock:
             kept = self._cache.get(key)
             if kept is not None and self._serves(kept, num_outputs):
@@ -142,6 +143,9 @@ class PromptBuilder:
             )
         rate_hz = self.extractor.sampling_rate
         samples = load_audio(utterance.audio, rate_hz, utterance.where)
+        change = utterance.augmentation
+        if change is not None:
+            samples = augment(samples, rate_hz, change)
         if len(samples) > self.max_audio_s * rate_hz:
             raise ValueError(
                 f"{utterance.where}: {utterance.audio} lasts {len(samples) / rate_hz:.1f} s, {self.family.name} hears "
@@ -150,7 +154,10 @@ class PromptBuilder:
         if len(samples) < MIN_AUDIO_S * rate_hz:
             raise ValueError(f"{utterance.where}: {utterance.audio} is shorter than {MIN_AUDIO_S} s")
         self.num_decoded += 1
-        return self.family.hearing.features(self.extractor, samples)
+        features = self.family.hearing.features(self.extractor, samples)
+        if change is None:
+            return features
+        return replace(features, mel_MF=mask_features(features.mel_MF, features.num_frames, change))
 
     def _text_prompt(self, utterance: Utterance) -> Prepared:
         if utterance.audio is not None or utterance.prompt is None:

@@ -31,9 +31,9 @@ class RewardRequest:
     """N completions to score; every list is N long, the G completions of a group next to each other.
 
     ids: of the utterance, so repeated G times; queries: prompt + completion with its tags; labels: references;
-    responses: transcripts alone; languages: of the reference; audio_paths: "path" or "path[row]".
-    finish_reasons: "stop", "length" (cut off by the token limit) or None (a caller that doesn't say); raw_responses:
-    completions with their tags.
+    responses: transcripts alone; languages: of the reference; audio_paths: "path", "path[row]" or, of
+    a segment, "path@1.5-3s"; finish_reasons: "stop", "length" (cut off by the token limit) or None (a caller that
+    doesn't say); raw_responses: completions with their tags.
     """
 
     ids: list[str]

@@ -21,11 +21,12 @@ from speechrl.models.load import LoadedModel
 from speechrl.models.policy import PolicyModule
 from speechrl.models.prompts import Prepared, PromptBuilder
 from speechrl.sections import Runtime, Selection
-from speechrl.types import Utterance
+from speechrl.types import Augmentation, Utterance
 
 ENCODE_BATCH = 16  # utterances a forward pass of the encoder takes
 K = TypeVar("K")
-Key = tuple[str, str]  # id and place of an utterance: an id alone is unique within one set only
+# Id and place of an utterance, for an id alone is unique within one set only, and what is done to its audio this time.
+Key = tuple[str, str, Augmentation | None]
 
 
 class EncodingRank:
@@ -180,11 +181,12 @@ class EncodingRank:
         if self._ahead is None or self._ahead_keys.isdisjoint(wanted):
             return
         done, self._ahead = self._ahead, None
-        for (name, _), output in done.result().items():
+        for (name, *_), output in done.result().items():
             if output.is_cuda:  # made on another stream
                 output.record_stream(torch.cuda.current_stream(self.device))
-            self._encoded[name] = output
+            # a small dataset comes round within a step: what is there was heard by this step's rollouts
+            self._encoded.setdefault(name, output)
 
 
 def _key(utterance: Utterance) -> Key:
-    return utterance.id, utterance.where
+    return utterance.id, utterance.where, utterance.augmentation
