@@ -3,8 +3,8 @@
     python benchmarks/scaling.py OUT [--model FOLDER]
 
 Forward and backward of one rollout batch (see train_step.py), one axis at a time around 8 samples of 2 x 10 s. Without
---model a small Qwen3-ASR shape is made, which a CPU can run. Writes OUT/scaling.jsonl and OUT/scaling.png. Encoder outputs
-are random numbers of the right shape: they are at hand in both ways.
+--model a small Qwen3-ASR shape is made, which a CPU can run. Writes OUT/scaling.jsonl and OUT/scaling.png. Encoder
+outputs are random numbers of the right shape: they are at hand in both ways.
 """
 
 from __future__ import annotations

@@ -195,12 +195,24 @@ def check_sft(config: SftConfig) -> None:
     ):
         if given:
             raise ValueError(f"{flag} is for speechrl train")
+    _check_sft_projector(config)
+    if config.sft.patience and not config.eval.best_metric:
+        raise ValueError(f"--sft.patience {config.sft.patience} needs --eval.best_metric")
     if config.train.max_epochs != 1:
         raise ValueError("--train.max_epochs is for speechrl train; passes over the data are --train.num_episodes")
     if config.train.batch_size and config.train.batch_size < config.actor.num_ranks:
         raise ValueError(f"--train.batch_size {config.train.batch_size} is below --actor.num_ranks")
     if config.train.max_seconds and config.ckpt.resume:
         raise ValueError("--train.max_seconds follows the clock of one process: it can't go with --ckpt.resume")
+
+
+def _check_sft_projector(config: SftConfig) -> None:
+    alone, rate, total = config.sft.projector_only_steps, config.sft.projector_lr, config.train.max_steps
+    for flag in [f"--sft.projector_only_steps {alone}"] * bool(alone) + [f"--sft.projector_lr {rate:g}"] * bool(rate):
+        if "projector" in config.actor.freeze:
+            raise ValueError(f"{flag} trains the projector, which --actor.freeze holds fixed")
+    if total and alone >= total:
+        raise ValueError(f"--sft.projector_only_steps {alone} leaves nothing of --train.max_steps {total} for the rest")
 
 
 def check_train(config: TrainConfig) -> None:

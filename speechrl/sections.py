@@ -297,7 +297,8 @@ class Train(Section):
     shared_prefix: bool = True
     """Compute the prompt of a group once for all its completions; the same gradient for a fraction of the tokens."""
     packed_attention: Literal["auto", "sdpa", "flex"] = "auto"
-    """Attention over shared prompts: flex skips what is masked (CUDA), sdpa computes it; auto takes flex on CUDA."""
+    """Attention over shared prompts: flex skips what is masked (CUDA), sdpa computes it; auto takes flex on CUDA.
+    sft: flex packs utterances into one sequence instead of padding them."""
     max_epochs: int = Field(default=1, ge=1)
     """Passes over each rollout batch."""
     num_episodes: int = Field(default=1, ge=1)
@@ -337,6 +338,17 @@ class Sft(Section):
     """Weight of an auxiliary CTC loss on the encoder, whose head is thrown away; helps models trained from scratch."""
     ctc_warmup_steps: int = Field(default=0, ge=0)
     """Optimiser steps with the CTC loss alone."""
+    projector_only_steps: int = Field(default=0, ge=0)
+    """Optimiser steps at the start that train the projector alone; warm-up and schedule of the rest begin after them.
+    """
+    projector_lr: float = Field(default=0.0, ge=0)
+    """Peak learning rate of the projector; --actor.adam.lr if 0."""
+    hide_audio: Share = 0.0
+    """Share of the encoder's outputs that are zeroed, in short spans, anew in every step; keeps from overfitting."""
+    hide_tokens: Share = 0.0
+    """Share of the transcript's tokens that are zeroed where the model reads them, so that it must listen."""
+    patience: int = Field(default=0, ge=0)
+    """Stop after this many evaluations in a row that don't improve --eval.best_metric; 0 is off."""
     label_language: bool = True
     """Train the model to say the utterance's language first (families with a language tag)."""
 

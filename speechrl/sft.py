@@ -39,17 +39,17 @@ def sft(config: SftConfig) -> Path:
         step = saver.resume(tracker)
         last = not config.train.max_seconds and step >= total_steps
         started = time.monotonic()
+        alone = config.sft.projector_only_steps
+        begin = float(min(step, alone))  # progress at the end of the projector's own phase
         while not last:
             step_started = time.monotonic()
             done, total = _progress(config, step, total_steps, started)
-            rate = learning_rate(
-                done, total, config.actor.adam.lr, config.actor.lr_warmup_ratio * total, config.actor.min_lr_ratio,
-                config.actor.lr_scheduler,
-            )  # fmt: skip
+            begin = done if step <= alone else begin
+            rates = rates_of(config, step, done - begin, total - begin)
             utterances = loader.next_batch()
             if config.data.prefetch:
                 policy.look_ahead(loader.upcoming())
-            metrics = policy.sft_update(utterances, rate, step < config.sft.ctc_warmup_steps)
+            metrics = policy.sft_update(utterances, *rates, step < config.sft.ctc_warmup_steps)
             metrics |= stages.augmentation_metrics(config.data, utterances)
             policy.forget()
             step += 1
@@ -60,6 +60,9 @@ def sft(config: SftConfig) -> Path:
             if sets and config.eval.steps and (last or step % config.eval.steps == 0):
                 metrics |= evaluate_sets(policy, sets, config.eval, seed=config.train.seed)
             metrics |= feature_cache_metrics(config.data, policy)
+            if saver.runs_stale(metrics, config.sft.patience):
+                print(f"step {step}: {config.eval.best_metric} has stopped improving", flush=True)
+                last = True
             if last:
                 stages.check_encoder(facts, policy.describe())
             saver.after_step(step, metrics, last)
@@ -68,6 +71,21 @@ def sft(config: SftConfig) -> Path:
                 tracker.progress_line(step, metrics)
     tracker.close()
     return saver.last_export or run.path
+
+
+def rates_of(config: SftConfig, step: int, done: float, total: float) -> tuple[float, float]:
+    """Learning rates of (everything but the projector, the projector) at optimiser step `step`.
+
+    done, total: of what follows the first --sft.projector_only_steps, in which the projector warms up on its own.
+    """
+    actor, alone = config.actor, config.sft.projector_only_steps
+    peak = config.sft.projector_lr or actor.adam.lr
+    if step < alone:
+        return 0.0, learning_rate(step, alone, peak, actor.lr_warmup_ratio * alone, 1.0, "constant")
+    warmup = actor.lr_warmup_ratio * total
+    rest = learning_rate(done, total, actor.adam.lr, warmup, actor.min_lr_ratio, actor.lr_scheduler)
+    warmup = 0.0 if alone else warmup  # warm already
+    return rest, learning_rate(done, total, peak, warmup, actor.min_lr_ratio, actor.lr_scheduler)
 
 
 def _progress(config: SftConfig, step: int, total_steps: int, started: float) -> tuple[float, float]:

@@ -267,6 +267,7 @@ class Saver:
     def __init__(self, config: Common, run: RunFolder, policy: PolicyGroup, loader: Any):
         self.config, self.run, self.policy, self.loader = config, run, policy, loader
         self.best: float | None = None
+        self.num_stale = 0  # evaluations since the best one
         self.last_export: Path | None = None
 
     def resume(self, tracker: Tracker) -> int:
@@ -283,10 +284,20 @@ class Saver:
         self.policy.load_checkpoint(str(folder.resolve()))
         self.loader.load_state_dict(state["loader"])
         self.run.forget_exports_after(state["step"])
-        self.best = state["best"]
+        self.best, self.num_stale = state["best"], state["num_stale"]
         tracker.rewind(state["step"] + 1)
         print(f"resumed from {folder}", flush=True)
         return state["step"]
+
+    def improves(self, metrics: Mapping[str, float]) -> bool:
+        """Whether --eval.best_metric was evaluated and is better than ever."""
+        name, sign = self.config.eval.best_metric, 1 if self.config.eval.best_direction == "min" else -1
+        return name in metrics and (self.best is None or sign * metrics[name] < sign * self.best)
+
+    def runs_stale(self, metrics: Mapping[str, float], patience: int) -> bool:
+        """Whether these are the metrics of the `patience`-th evaluation in a row without an improvement; 0: never."""
+        evaluated = self.config.eval.best_metric in metrics
+        return evaluated and not self.improves(metrics) and self.num_stale + 1 == patience
 
     def after_step(self, step: int, metrics: Mapping[str, float], last: bool) -> None:
         """Save what is due after `step` optimiser batches."""
@@ -295,15 +306,14 @@ class Saver:
         evaluated = [name for name in metrics if name.startswith("eval/")]
         if best_metric and evaluated and best_metric not in metrics:
             raise ValueError(f"--eval.best_metric {best_metric}: there are {', '.join(evaluated)}")
-        if best_metric in metrics:
-            value = metrics[best_metric]
-            sign = 1 if self.config.eval.best_direction == "min" else -1
-            if self.best is None or sign * value < sign * self.best:
-                self.best = value
-                self.last_export = self.run.export(step, self.policy.export, "best")
+        if self.improves(metrics):
+            self.best, self.num_stale = metrics[best_metric], 0
+            self.last_export = self.run.export(step, self.policy.export, "best")
+        elif best_metric in metrics:
+            self.num_stale += 1
         if ckpt.save_hf and (due or last):
             exported = self.run.export(step, self.policy.export, "last")
             self.last_export = self.last_export if best_metric and self.best is not None else exported
         if due or (last and ckpt.save_steps):
-            state = {"step": step, "loader": self.loader.state_dict(), "best": self.best}
+            state = {"step": step, "loader": self.loader.state_dict(), "best": self.best, "num_stale": self.num_stale}
             self.run.save_checkpoint(step, state, self.policy.save_checkpoint)

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import WhisperFeatureExtractor
 
 from speechrl.data.audio import load_audio, write_wav
 from speechrl.models.export import write_folder
+from speechrl.models.family import whisper_features
 from speechrl.models.load import encoder_digest, freeze_roles, load_model, role_of
 from speechrl.rollout.engine import Sampling
 from speechrl.sections import Runtime, Selection, Train
@@ -236,3 +238,17 @@ def test_an_export_names_its_model_class(family: str, request: pytest.FixtureReq
             "causal_lm": ["Qwen3ForCausalLM"],
         }[family]
     )
+
+
+@pytest.mark.parametrize("seconds", [0.03, 0.7, 2.0, 29.9, 29.99, 30.0])
+def test_copied_silence_is_what_the_extractor_computes(seconds: float) -> None:
+    """Features of a clip by a few frames of silence and their copies, against the extractor's whole window."""
+    extractor = WhisperFeatureExtractor(feature_size=80)
+    samples = (0.1 * np.random.default_rng(1).standard_normal(int(seconds * 16000) - 37)).astype(np.float32)
+    made = extractor(
+        samples, sampling_rate=16000, padding="max_length", return_attention_mask=True, return_tensors="pt"
+    )
+    features = whisper_features(extractor, samples)
+    assert features.num_frames == int(made["attention_mask"].sum())
+    assert features.mel_MF.shape == (80, 3000)
+    assert torch.allclose(features.mel_MF, made["input_features"][0], atol=1e-5)

@@ -68,7 +68,7 @@ def parse(call: Call) -> options.Section | None:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_recipe_parses(recipe: Path, tmp_path: Path) -> None:
-    flags = ["--control"] if recipe.name == "quickstart.sh" and recipe.parent.name == "asr" else []
+    flags = ["--control"] if "--control" in recipe.read_text() else []
     calls = calls_of([str(recipe), *flags, "--train.max_steps", "7"], tmp_path)
     configs = [parse(call) for call in calls if call.program == "speechrl"]
     trained = [config for config in configs if type(config) is options.TrainConfig]

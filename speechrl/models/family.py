@@ -173,12 +173,21 @@ def text_then_audio(utterance: Utterance, instruction: str, language: str | None
 
 
 def whisper_features(extractor: Any, samples: np.ndarray) -> Features:
-    """Log-mel of the extractor's whole window, a mask telling what is real. Longer audio would be cut: see max_s."""
-    made = extractor(
-        samples, sampling_rate=extractor.sampling_rate, padding="max_length", return_attention_mask=True,
-        return_tensors="pt",
-    )  # fmt: skip
-    return Features(made["input_features"][0], int(made["attention_mask"].sum()))
+    """Log-mel of the extractor's whole window, a mask telling what is real. Longer audio would be cut: see max_s.
+
+    Frames of the silence behind a clip are all alike: a few are computed, the others are copies.
+    """
+    hop, window = extractor.hop_length, extractor.n_samples
+    num_frames = -(-len(samples) // hop)
+    size = hop * (num_frames + extractor.n_fft // hop + 2)  # the last frame hears silence alone
+    options = {"sampling_rate": extractor.sampling_rate, "return_tensors": "pt"}
+    if size >= window or extractor.dither:
+        made = extractor(samples, padding="max_length", return_attention_mask=True, **options)
+        return Features(made["input_features"][0], int(made["attention_mask"].sum()))
+    padded = np.pad(samples, (0, size - len(samples)))
+    mel_MF = extractor(padded, padding=False, truncation=False, **options)["input_features"][0]
+    silence_M1 = mel_MF[:, -1:]
+    return Features(torch.cat([mel_MF, silence_M1.expand(-1, window // hop - mel_MF.shape[1])], dim=1), num_frames)
 
 
 def window_s(processor: Any) -> float:

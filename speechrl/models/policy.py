@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speechrl.models.attention import SWITCHING, block_mask, dense_mask
+from speechrl.models.corruption import INTACT, Corruption, hidden_tokens, hide_spans
 from speechrl.models.families import logits_divisor
 from speechrl.models.family import Features
 from speechrl.models.load import LoadedModel
@@ -153,10 +154,16 @@ class PolicyModule(nn.Module):
         return self._softmax(temperature).logits(logits_NV).log_softmax(-1)
 
     def forward(
-        self, batch: Any, temperature: float = 1.0, with_entropy: bool = False, ctc: CtcTarget | None = None
+        self,
+        batch: Any,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+        ctc: CtcTarget | None = None,
+        corruption: Corruption = INTACT,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probs of the responses of a RowBatch.
 
+        corruption: what training hides of the inputs.
         Returns (logprobs_BR, entropy_BR, ctc_loss): 0 on padding; entropy without gradient, zeros unless asked for;
         ctc_loss the sum over utterances of -log p(units) (Graves et al. 2006), 0 without a target.
         """
@@ -164,11 +171,18 @@ class PolicyModule(nn.Module):
         if audio and isinstance(audio[0], Features):
             assert self.family.hearing is not None
             audio = self.family.hearing.encode(self.encoder, audio)
+        heard = hide_spans(audio, corruption.audio) if corruption.audio else audio
+        embeds_STH = self.embed(batch.ids_ST, heard, batch.audio_index)
+        if corruption.tokens:
+            hidden_N = hidden_tokens(batch.mask_BR, corruption.tokens)
+            hidden_ST = torch.zeros_like(batch.ids_ST, dtype=torch.bool)
+            hidden_ST[batch.sequence_N[hidden_N], batch.place_N[hidden_N]] = True
+            embeds_STH = embeds_STH.masked_fill(hidden_ST[..., None], 0.0)
         mask = None  # right padding and causal attention: no real token sees a padded one
         if batch.group_ST is not None:
             mask = self.mask_maker(batch.group_ST, batch.branch_ST)
         hidden_STH = self.decoder(
-            inputs_embeds=self.embed(batch.ids_ST, audio, batch.audio_index),
+            inputs_embeds=embeds_STH,
             attention_mask=mask,
             position_ids=batch.positions_ST,
             use_cache=False,

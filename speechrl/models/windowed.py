@@ -14,13 +14,15 @@ import numpy as np
 import soundfile
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from speechrl.data.languages import language_code
-from speechrl.models.family import Features, halved_twice
+from speechrl.models.family import Features, halved_twice, whisper_features
 from speechrl.types import Utterance
 
 WINDOW = 3000  # mel frames
 WINDOWS_AT_ONCE = 16  # through the encoder: ten minutes are 20
+CONVOLVED = 4  # frames of silence that the convolutions reach from the last real one
 STACK = 4  # encoder outputs that make one row of the prompt, in Voxtral and GLM-ASR
 
 
@@ -33,7 +35,7 @@ def _encode(
     encoder: nn.Module, features: Sequence[Features], num_outputs: Callable[[int], int], masked: bool = False
 ) -> list[Tensor]:
     """[O, D] of each clip, window by window, some at once. num_outputs: of a window with so many real frames.
-    masked: the encoder is told what is real; else it hears the silence behind a clip, too.
+    masked: the encoder is told what is real, so silence behind the longest clip is left out; else it hears that, too.
     """
     weight = next(encoder.parameters())
     mel_WMF = torch.cat([torch.stack(item.mel_MF.split(WINDOW, dim=1)) for item in features])
@@ -42,8 +44,10 @@ def _encode(
     kept = []
     for start in range(0, len(mel_WMF), WINDOWS_AT_ONCE):
         part = slice(start, start + WINDOWS_AT_ONCE)
-        mask = {"input_features_mask": real_WF[part].to(weight.device)} if masked else {}
-        out_WOD = encoder(mel_WMF[part].to(weight), **mask).last_hidden_state
+        if masked:
+            out_WOD = _encode_masked(encoder, mel_WMF[part], real_WF[part])
+        else:
+            out_WOD = encoder(mel_WMF[part].to(weight)).last_hidden_state
         kept += [
             out_OD[: num_outputs(length)] for out_OD, length in zip(out_WOD, lengths_W[part].tolist(), strict=True)
         ]
@@ -51,14 +55,27 @@ def _encode(
     return [torch.cat([next(windows) for _ in _lengths(item.num_frames)]) for item in features]
 
 
+def _encode_masked(encoder: nn.Module, mel_WMF: Tensor, real_WF: Tensor) -> Tensor:
+    """[W, O, D] from as many frames as the longest window has: nothing attends to those behind, and a window of 2 s
+    costs a tenth of one of 30 s.
+    """
+    positions = encoder.embed_positions.weight
+    width = min(WINDOW, (int(real_WF.sum(-1).max()) + CONVOLVED + 3) // 4 * 4)
+    if len(positions) != WINDOW // 2:  # ZeRO-3 keeps it elsewhere while the encoder trains
+        width = WINDOW
+    weights = {"embed_positions.weight": positions[: width // 2]} if width < WINDOW else {}
+    inputs = {
+        "input_features": mel_WMF[..., :width].to(positions.device, next(encoder.parameters()).dtype),
+        "input_features_mask": real_WF[:, :width].to(positions.device),
+    }
+    return functional_call(encoder, weights, (), inputs).last_hidden_state
+
+
 def padded_features(extractor: Any, samples: np.ndarray) -> Features:
     """Log-mel of each 30 s by itself (its loudest frame sets the floor), side by side."""
     size = WINDOW * extractor.hop_length
-    made = extractor(
-        [samples[start : start + size] for start in range(0, len(samples), size)],
-        sampling_rate=extractor.sampling_rate, padding="max_length", return_attention_mask=True, return_tensors="pt",
-    )  # fmt: skip
-    return Features(torch.cat(list(made["input_features"]), dim=1), int(made["attention_mask"].sum()))
+    windows = [whisper_features(extractor, samples[start : start + size]) for start in range(0, len(samples), size)]
+    return Features(torch.cat([item.mel_MF for item in windows], dim=1), sum(item.num_frames for item in windows))
 
 
 def whole_windows_s(processor: Any) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,13 +47,21 @@ def join(rank: int, world_size: int, address: str, port: int, device: torch.devi
     deepspeed.init_distributed(dist_init_required=False, verbose=False)
 
 
-def start(module: nn.Module, actor: Actor, ds: Ds) -> Any:
-    """Wrap a module's trainable parameters in a DeepSpeed engine with AdamW."""
+def start(module: nn.Module, actor: Actor, ds: Ds, apart: Collection[str] = ()) -> Any:
+    """Wrap a module's trainable parameters in a DeepSpeed engine with AdamW.
+
+    apart: names of parameters that get a learning rate of their own (see `step`).
+    """
     import deepspeed
 
-    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    by_group: dict[bool, list[nn.Parameter]] = {False: [], True: []}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            by_group[name in apart].append(parameter)
+    groups = [{"params": found, "apart": is_apart} for is_apart, found in by_group.items() if found]
+    trainable = [parameter for found in by_group.values() for parameter in found]
     optimizer = torch.optim.AdamW(
-        trainable, lr=actor.adam.lr, betas=actor.adam.betas, eps=actor.adam.eps, weight_decay=actor.adam.weight_decay
+        groups, lr=actor.adam.lr, betas=actor.adam.betas, eps=actor.adam.eps, weight_decay=actor.adam.weight_decay
     )
     bf16 = ds.param_dtype == "bf16"
     config = {
@@ -73,17 +81,19 @@ def start(module: nn.Module, actor: Actor, ds: Ds) -> Any:
     return engine
 
 
-def step(engine: Any, losses: Sequence[Callable[[], Tensor]], learning_rate: float) -> float:
+def step(
+    engine: Any, losses: Sequence[Callable[[], Tensor]], learning_rate: float, rate_apart: float | None = None
+) -> float:
     """One optimiser step over micro-batches; returns the gradient's global L2 norm before clipping.
 
     losses: one function per micro-batch that runs the forward pass and returns its share of the global loss. Every rank
-    must give equally many.
+    must give equally many. rate_apart: of the parameters that `start` set apart; learning_rate if None.
     """
     for index, loss in enumerate(losses):
         engine.set_gradient_accumulation_boundary(index == len(losses) - 1)
         engine.backward(loss() * dist.get_world_size())
     for group in engine.optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate if rate_apart is None or not group["apart"] else rate_apart
     norm = _plain_norm(engine) if engine.zero_optimization_stage() == 0 else None
     engine.step()
     return float(norm if norm is not None else engine.get_global_grad_norm())

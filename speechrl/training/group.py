@@ -115,11 +115,13 @@ class PolicyGroup(RankGroup):
         calls = [rank.update.remote(share, learning_rate) for rank, share in zip(self.ranks, per_rank, strict=True)]
         return ray.get(calls)[0]
 
-    def sft_update(self, utterances: Sequence[Utterance], learning_rate: float, ctc_only: bool) -> dict[str, float]:
+    def sft_update(
+        self, utterances: Sequence[Utterance], learning_rate: float, projector_rate: float, ctc_only: bool
+    ) -> dict[str, float]:
         """One optimiser step of supervised fine-tuning. Returns rank 0's metrics."""
         size = len(self.ranks)
         calls = [
-            rank.sft_update.remote(list(utterances[i::size]), learning_rate, ctc_only)
+            rank.sft_update.remote(list(utterances[i::size]), learning_rate, projector_rate, ctc_only)
             for i, rank in enumerate(self.ranks)
         ]
         return ray.get(calls)[0]

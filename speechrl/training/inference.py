@@ -47,6 +47,8 @@ class InferenceRank(EncodingRank):
         device = pick_device(runtime.device)
         if device.type == "cpu":
             torch.set_num_threads(runtime.threads_per_rank)
+        else:  # it plans anew for every shape, a tenth of a second each, and no two batches here have one shape
+            torch.backends.cuda.enable_cudnn_sdp(False)
         quiet_libraries()
         self.path, self.dtype, self.rank = model, dtype, rank
         self.loaded = load_model(model, dtype, runtime.attn_implementation, runtime.trust_remote_code)

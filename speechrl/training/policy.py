@@ -26,6 +26,7 @@ from speechrl.algorithms.kl import masked_kl
 from speechrl.algorithms.losses import NORMALISERS, POLICY_LOSSES
 from speechrl.config import Common, SftConfig, TrainConfig
 from speechrl.data.normalise import words
+from speechrl.models.corruption import Corruption
 from speechrl.models.export import write_folder
 from speechrl.models.family import Features
 from speechrl.models.flops import DecoderShape, peak_flops, training_flops
@@ -33,6 +34,7 @@ from speechrl.models.load import load_model, use_liger_kernels
 from speechrl.models.policy import CtcTarget, PolicyModule, disable_dropout
 from speechrl.ports import free_address
 from speechrl.rollout import vllm_api
+from speechrl.sections import Train
 from speechrl.training import deepspeed_engine
 from speechrl.training.batch import Packing, Row, collate, group_sizes, micro_batches, pad, rows_of
 from speechrl.training.inference import InferenceRank, pick_device
@@ -82,7 +84,8 @@ class PolicyRank(InferenceRank):
             use_liger_kernels(self.module.decoder)
         if config.actor.gradient_checkpointing:
             self.loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.engine: Any = deepspeed_engine.start(self.module, config.actor, config.ds)
+        apart = self._projector_parameters() if isinstance(config, SftConfig) else []
+        self.engine: Any = deepspeed_engine.start(self.module, config.actor, config.ds, apart)
         self._shape = DecoderShape.of(self.module.decoder, self.module.model.get_output_embeddings())
         self._replica: PolicyModule | None = None  # whole weights to sample with under ZeRO-3
         self._replica_version = -1
@@ -208,10 +211,16 @@ class PolicyRank(InferenceRank):
     # --- supervised fine-tuning -------------------------------------------------------------------------------------
 
     def sft_update(
-        self, utterances: Sequence[Utterance], learning_rate: float, ctc_only: bool = False
+        self,
+        utterances: Sequence[Utterance],
+        learning_rate: float,
+        projector_rate: float | None = None,
+        ctc_only: bool = False,
     ) -> dict[str, float]:
         """One optimiser step of teacher forcing on this rank's utterances: mean over all ranks' label tokens of
         -log p, plus --sft.ctc_weight times the mean over utterances of the CTC loss per unit. Returns metrics.
+
+        projector_rate: learning rate of the projector; learning_rate if None.
         """
         config = self.config
         assert isinstance(config, SftConfig)
@@ -219,8 +228,8 @@ class PolicyRank(InferenceRank):
         audio = self._audio_of(utterances)  # first, so that the rows find encoder outputs at hand
         rows = self._label_rows(utterances)
         by_id = {utterance.id: utterance for utterance in utterances}
-        options = config.train
-        packing = Packing(options.micro_batch_size, options.max_tokens_per_micro_batch, shared_prefix=False)
+        packing = self._sft_packing(config.train)
+        corruption = Corruption(config.sft.hide_audio, config.sft.hide_tokens)
         meter, count = Meter(), Meter()
         count.add(tokens=sum(len(row.response_ids) for row in rows))
         count.add(units=sum(len(self._units(utterance)) for utterance in utterances))
@@ -230,16 +239,17 @@ class PolicyRank(InferenceRank):
             batch = collate(batch_rows, audio, self.builder.pad_id, self.device, packing)
             ids = dict.fromkeys(row.utterance_id for row in batch_rows)
             target = CtcTarget(tuple(self._units(by_id[key]) for key in ids)) if self.ctc_units else None
-            logprobs_BR, _, ctc_sum = self.engine(batch, ctc=target)
+            logprobs_BR, _, ctc_sum = self.engine(batch, ctc=target, corruption=corruption)
             weights_B1 = torch.tensor([row.weight for row in batch_rows], device=self.device)[:, None]
             nll_sum = -(logprobs_BR * batch.mask_BR * weights_B1).sum()
             real = float(any(row.weight for row in batch_rows))
             meter.add(nll=float(nll_sum.detach()), ctc=float(ctc_sum.detach()) * real)
+            meter.add(slots=float(batch.ids_ST.numel()), filled=float(batch.num_tokens))
             nll = nll_sum / totals["tokens"] * (0.0 if ctc_only else 1.0)
             return nll + real * config.sft.ctc_weight * ctc_sum / max(totals["units"], 1.0)
 
         losses = [partial(loss_of, batch) for batch in self._in_step(rows, packing)]
-        norm = deepspeed_engine.step(self.engine, losses, learning_rate)
+        norm = deepspeed_engine.step(self.engine, losses, learning_rate, projector_rate)
         if not np.isfinite(norm) or norm == 0.0:
             raise FloatingPointError(f"the gradient norm is {norm} at optimiser step {self.weights_version}")
         self.weights_version += 1
@@ -249,8 +259,23 @@ class PolicyRank(InferenceRank):
             "train/tokens": totals["tokens"],
             "train/grad_norm": norm,
             "train/learning_rate": learning_rate,
+            "train/padding_share": 1.0 - sums["filled"] / sums["slots"],
         }
         return metrics | ({"train/ctc_loss": sums["ctc"] / max(totals["units"], 1.0)} if self.ctc_units else {})
+
+    def _sft_packing(self, options: Train) -> Packing:
+        """Every utterance is a sequence of its own, unless FlexAttention may put them behind each other."""
+        if options.packed_attention == "flex":
+            return self.packing(options)
+        multiple = 8 if self.device.type == "cuda" else 1
+        return Packing(
+            options.micro_batch_size, options.max_tokens_per_micro_batch, shared_prefix=False, multiple=multiple
+        )
+
+    def _projector_parameters(self) -> list[str]:
+        """Names in the module of what --sft.projector_lr is about."""
+        prefixes = [f"model.{name}." for name in self.family.roles.get("projector", ())]
+        return [name for name, _ in self.module.named_parameters() if name.startswith(tuple(prefixes))]
 
     def _label_rows(self, utterances: Sequence[Utterance]) -> list[Row]:
         config = self.config

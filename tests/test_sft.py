@@ -1,0 +1,175 @@
+"""Supervised fine-tuning: what it hides, who learns at which rate, when it stops. One rank in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from speechrl.config import SftConfig, parse
+from speechrl.data.manifest import read_manifest
+from speechrl.models.corruption import SPAN, Corruption, hidden_tokens, hide_spans
+from speechrl.models.load import load_model
+from speechrl.models.policy import PolicyModule
+from speechrl.models.prompts import PromptBuilder
+from speechrl.ports import free_socket_port
+from speechrl.sections import Actor, Adam, Ckpt, Data, Ds, Eval, Sft, Train
+from speechrl.sft import rates_of
+from speechrl.stages import Saver
+from speechrl.training.batch import Packing, Row, collate
+from speechrl.training.policy import Place, PolicyRank
+
+
+def make_config(model: str, manifest: str, **sft) -> SftConfig:
+    return SftConfig(
+        actor=Actor(
+            model_name_or_path=model, device="cpu", adam=Adam(lr=2e-3), lr_warmup_ratio=0.2, lr_scheduler="linear",
+            min_lr_ratio=0.0,
+        ),
+        data=Data(prompt_dataset=(manifest,)),
+        ds=Ds(zero_stage=1, param_dtype="fp32"),
+        sft=Sft(**sft),
+        train=Train(max_steps=14),
+    )  # fmt: skip
+
+
+def make_rank(config: SftConfig) -> PolicyRank:
+    return PolicyRank(config, Place(0, 1, "127.0.0.1", free_socket_port()))
+
+
+# --- what is hidden -------------------------------------------------------------------------------------------------
+
+
+def test_spans_hide_the_share_asked_for_and_touch_nothing_else() -> None:
+    torch.manual_seed(0)
+    outputs = [torch.ones(4000, 3), torch.ones(1, 3)]
+    long, short = hide_spans(outputs, 0.3)
+    assert long.shape == (4000, 3) and short.shape == (1, 3)
+    hidden = (long == 0).all(-1)
+    assert ((long == 0).any(-1) == hidden).all() and (long[~hidden] == 1).all()
+    assert hidden.float().mean() == pytest.approx(0.3, abs=0.03)
+    runs = torch.diff(torch.nonzero(torch.diff(hidden.int(), prepend=torch.tensor([0]))).flatten())[::2]
+    assert runs[1:-1].min() >= SPAN  # a span is never shorter inside a clip
+    assert (outputs[0] == 1).all(), "the encoder's outputs, which a cache may keep, were changed"
+
+
+def test_the_last_token_of_the_prompt_is_never_hidden() -> None:
+    torch.manual_seed(0)
+    mask_BR = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]]).bool()
+    drawn = torch.stack([hidden_tokens(mask_BR, 0.4) for _ in range(2000)]).float().mean(0)
+    first = torch.tensor([1, 0, 0, 1, 1, 0, 0, 0]).bool()  # of the rows of 3, 1 and 4 tokens
+    assert drawn[first].tolist() == [0, 0, 0]
+    assert drawn[~first].tolist() == pytest.approx([0.4] * 5, abs=0.05)
+
+
+def test_hidden_tokens_change_what_comes_after_them_alone(qwen3_asr: str) -> None:
+    """With every answer token hidden the first log-prob is as ever, and the second depends on the first no more."""
+    loaded = load_model(qwen3_asr)
+    builder = PromptBuilder(loaded)
+    module = PolicyModule(loaded, builder.banned_ids).eval()
+    ids = builder.tokenizer("turn on").input_ids
+    prompt = tuple(builder.tokenizer("language ab").input_ids)
+    rows = [Row("", prompt, (ids[0], *ids[1:])), Row("", prompt, (ids[3], *ids[1:]))]
+    batch = collate(rows, {}, builder.pad_id, "cpu", Packing(shared_prefix=False))
+    plain_BR, *_ = module(batch)
+    blind_BR, *_ = module(batch, corruption=Corruption(tokens=1.0))
+    assert blind_BR[:, 0].tolist() == pytest.approx(plain_BR[:, 0].tolist(), abs=1e-6)
+    assert blind_BR[0, 1:].tolist() == pytest.approx(blind_BR[1, 1:].tolist(), abs=1e-6)
+    assert (plain_BR[0, 1:] - plain_BR[1, 1:]).abs().max() > 1e-4
+
+
+# --- who learns -----------------------------------------------------------------------------------------------------
+
+
+def test_only_the_projector_moves_at_its_own_rate(qwen3_asr: str, noise_manifest: str) -> None:
+    utterances = read_manifest(noise_manifest)[:4]
+    rank = make_rank(make_config(qwen3_asr, noise_manifest, projector_only_steps=2))
+    before = {name: value.detach().clone() for name, value in rank.module.state_dict().items()}
+    rank.sft_update(utterances, 0.0, 1e-2)
+    after = rank.module.state_dict()
+    moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    assert moved == {name for name in before if "multi_modal_projector" in name}
+    rank.sft_update(utterances, 1e-2, 0.0)
+    last = rank.module.state_dict()
+    assert all(torch.equal(after[name], last[name]) for name in moved)
+    assert not torch.equal(before["model.lm_head.weight"], last["model.lm_head.weight"])
+
+
+def test_one_rate_for_all_is_what_it_was(qwen3_asr: str, noise_manifest: str) -> None:
+    utterances = read_manifest(noise_manifest)[:4]
+    states = []
+    for rates in ((1e-2, None), (1e-2, 1e-2)):
+        rank = make_rank(make_config(qwen3_asr, noise_manifest))
+        rank.sft_update(utterances, *rates)
+        states.append({name: value.detach().clone() for name, value in rank.module.state_dict().items()})
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def test_packed_utterances_learn_what_padded_ones_do(qwen3_asr: str, noise_manifest: str) -> None:
+    """All of a batch in one sequence, as FlexAttention takes it, here with a dense mask."""
+    utterances = read_manifest(noise_manifest)[:6]
+    losses, states = [], []
+    for packing in (Packing(max_rows=2, shared_prefix=False), Packing(shared_prefix=True, one_sequence=True)):
+        rank = make_rank(make_config(qwen3_asr, noise_manifest))
+        rank._sft_packing = lambda options, packing=packing: packing  # type: ignore[method-assign, misc]
+        metrics = rank.sft_update(utterances, 1e-3)
+        losses.append(metrics["train/loss"])
+        states.append({name: value.detach().clone() for name, value in rank.module.state_dict().items()})
+        assert (metrics["train/padding_share"] == 0) == packing.one_sequence
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for name, value in states[0].items():
+        assert (value - states[1][name]).norm() <= 1e-4 * value.norm(), name
+
+
+def test_rates_of_both_phases() -> None:
+    """4 steps of the projector alone, then 10 with a warm-up of 2 and a line down to 0. Peaks: 2e-3, projector 1e-2."""
+    config = make_config("m", "d", projector_only_steps=4, projector_lr=1e-2)
+    got = [rates_of(config, step, max(0, step - 4), 10) for step in range(14)]
+    rest = [0, 0, 0, 0, 2e-3 / 3, 4e-3 / 3] + [2e-3 * (1 - k / 8) for k in range(8)]
+    alone = [1e-2 / 1.8, 1e-2, 1e-2, 1e-2] + [1e-2 * (1 - k / 10) for k in range(10)]
+    assert [rate for rate, _ in got] == pytest.approx(rest)
+    assert [rate for _, rate in got] == pytest.approx(alone)
+    together = make_config("m", "d")
+    assert [rates_of(together, 3, 3, 10)] == [(pytest.approx(2e-3 * 7 / 8), pytest.approx(2e-3 * 7 / 8))]
+
+
+# --- when it stops --------------------------------------------------------------------------------------------------
+
+
+class _Stand:
+    """A run and its policy, as far as a Saver without checkpoints needs them."""
+
+    def export(self, *_):
+        return Path("best")
+
+
+def test_training_stops_after_evaluations_without_a_better_one() -> None:
+    config = SftConfig(
+        eval=Eval(dataset=("dev=d",), steps=1, best_metric="eval/dev/cer"),
+        ckpt=Ckpt(save_hf=False),
+        sft=Sft(patience=2),
+    )
+    saver = Saver(config, _Stand(), _Stand(), None)  # type: ignore[arg-type]
+    stops = []
+    for step, value in enumerate([0.5, 0.6, 0.4, 0.41, None, 0.4, 0.3], start=1):
+        metrics = {} if value is None else {"eval/dev/cer": value}
+        stops.append(saver.runs_stale(metrics, config.sft.patience))
+        saver.after_step(step, metrics, last=False)
+    assert stops == [False, False, False, False, False, True, False]
+
+
+REFUSED = {
+    "--sft.patience 2": "--sft.patience 2 needs --eval.best_metric",
+    "--sft.projector_only_steps 9 --train.max_steps 9": "leaves nothing of --train.max_steps 9 for the rest",
+    "--sft.projector_lr 1e-3 --actor.freeze encoder projector": "--sft.projector_lr 0.001 trains the projector, which",
+}
+
+
+@pytest.mark.parametrize("flags", REFUSED)
+def test_options_that_contradict_each_other(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "d", *flags.split()]
+    with pytest.raises(SystemExit) as stop:
+        parse(SftConfig, given, "speechrl sft")
+    assert stop.value.code == 2
+    assert REFUSED[flags] in " ".join(capsys.readouterr().err.replace("│", " ").split())
