@@ -17,7 +17,7 @@ from speechrl.config import CheckConfig
 from speechrl.data.augment import Augmenter, augment, mask_features
 from speechrl.data.manifest import read_manifest
 from speechrl.data.mix import MixedLoader
-from speechrl.models.families import Features
+from speechrl.models.family import Features
 from speechrl.models.load import load_model
 from speechrl.models.prompts import PromptBuilder
 from speechrl.preflight import check

@@ -93,8 +93,8 @@ def test_another_version_of_an_utterance_is_not_what_is_ahead(qwen3_asr: str, no
 def test_a_batch_that_nobody_asked_for_is_dropped(qwen3_asr: str, noise_manifest: str) -> None:
     utterances = read_manifest(noise_manifest)
     rank = rank_of(qwen3_asr)
-    rank.look_ahead(utterances[:2])
-    rank.look_ahead(utterances[2:4])
+    for batch in (utterances[:2], utterances[4:6], utterances[2:4]):
+        rank.look_ahead(batch)
     assert len(rank.encode(rank.prepare(utterances[2:4]))) == 2
     passes = rank.num_encoder_passes
     rank.forget()
@@ -126,21 +126,27 @@ def test_outputs_on_disk_are_read_ahead_and_written_ahead(qwen3_asr: str, noise_
     assert found == groups
 
 
-def test_an_encoder_that_trains_finds_its_features_ready(qwen3_asr: str, noise_manifest: str) -> None:
+@pytest.mark.parametrize("freeze", [(), ("encoder",)], ids=["trains", "frozen"])
+def test_supervised_steps_find_their_batch_ready(qwen3_asr: str, noise_manifest: str, freeze: tuple) -> None:
     utterances, losses = read_manifest(noise_manifest)[:4], []
     for ahead in (True, False):
         config = SftConfig(
-            actor=Actor(model_name_or_path=qwen3_asr, device="cpu", freeze=()), ds=Ds(zero_stage=0, param_dtype="fp32")
+            actor=Actor(model_name_or_path=qwen3_asr, device="cpu", freeze=freeze),
+            ds=Ds(zero_stage=0, param_dtype="fp32"),
         )
         rank = PolicyRank(config, Place(0, 1, "127.0.0.1", free_socket_port()))
         losses.append([])
-        for batch in (utterances[:2], utterances[2:]):
-            if ahead:
-                rank.look_ahead(batch)
+        batches = [utterances[:2], utterances[2:]]
+        if ahead:
+            rank.look_ahead(batches[0])
+        for batch, upcoming in zip(batches, [batches[1], batches[0]], strict=True):
+            if ahead:  # as the loop does: what comes next is named before this step is taken
+                rank.look_ahead(upcoming)
                 rank._thread.submit(lambda: None).result()
             decoded = rank.builder.num_decoded
             losses[-1].append(rank.sft_update(batch, 1e-3)["train/loss"])
             rank.forget()
             assert rank.builder.num_decoded - decoded == (0 if ahead else 2)
-        assert rank.num_encoder_passes == 0
+        # the last batch looks ahead to one that never comes
+        assert rank.num_encoder_passes == (0 if not freeze else 6 if ahead else 4)
     assert losses[0] == losses[1]

@@ -6,6 +6,7 @@ With `look_ahead` the next batch is made ready by a thread of its own, while thi
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
@@ -23,6 +24,7 @@ from speechrl.models.prompts import Prepared, PromptBuilder
 from speechrl.sections import Runtime, Selection
 from speechrl.types import Augmentation, Utterance
 
+AHEAD = 2  # batches: the one that comes, and the one after it, asked for just before
 ENCODE_BATCH = 16  # utterances a forward pass of the encoder takes
 K = TypeVar("K")
 # Id and place of an utterance, for an id alone is unique within one set only, and what is done to its audio this time.
@@ -43,8 +45,7 @@ class EncodingRank:
         self._keys: dict[str, str] = {}  # utterance id -> key in the feature cache
         self._lock = threading.Lock()  # of the encoder and the feature cache; the builder has its own
         self._thread = ThreadPoolExecutor(1, "look_ahead")
-        self._ahead: Future[dict[Key, Tensor]] | None = None
-        self._ahead_keys: frozenset[Key] = frozenset()
+        self._ahead: deque[tuple[frozenset[Key], Future[dict[Key, Tensor]]]] = deque(maxlen=AHEAD)
 
     def _open_feature_cache(self, data: Selection, num_ranks: int) -> FeatureCache | None:
         check_feature_cache(data, self.family)
@@ -144,12 +145,10 @@ class EncodingRank:
     def look_ahead(self, utterances: Sequence[Utterance]) -> None:
         """Start to make ready what comes next, and return: features, and the outputs of a frozen encoder.
 
-        What can't be prepared is told when it is asked for. A batch that nobody asked for is dropped.
+        What can't be prepared is told when it is asked for. What nobody asks for is dropped by the batch after the next.
         """
-        if self._ahead is not None:
-            self._ahead.cancel()
-        self._ahead_keys = frozenset(map(_key, utterances))
-        self._ahead = self._thread.submit(self._make_ready, list(utterances))
+        ready = self._thread.submit(self._make_ready, list(utterances))
+        self._ahead.append((frozenset(map(_key, utterances)), ready))
 
     def _make_ready(self, utterances: Sequence[Utterance]) -> dict[Key, Tensor]:
         found: dict[Key, Tensor] = {}
@@ -178,10 +177,11 @@ class EncodingRank:
     def _take_ahead(self, utterances: Sequence[Utterance]) -> None:
         """Wait for the next batch if any of these are in it; it is this batch from now on."""
         wanted = [_key(utterance) for utterance in utterances if utterance.id not in self._encoded]
-        if self._ahead is None or self._ahead_keys.isdisjoint(wanted):
+        found = next((batch for batch in self._ahead if not batch[0].isdisjoint(wanted)), None)
+        if found is None:
             return
-        done, self._ahead = self._ahead, None
-        for (name, *_), output in done.result().items():
+        self._ahead.remove(found)
+        for (name, *_), output in found[1].result().items():
             if output.is_cuda:  # made on another stream
                 output.record_stream(torch.cuda.current_stream(self.device))
             # a small dataset comes round within a step: what is there was heard by this step's rollouts
