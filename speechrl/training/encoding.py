@@ -145,7 +145,7 @@ class EncodingRank:
     def look_ahead(self, utterances: Sequence[Utterance]) -> None:
         """Start to make ready what comes next, and return: features, and the outputs of a frozen encoder.
 
-        What can't be prepared is told when it is asked for. What nobody asks for is dropped by the batch after the next.
+        What can't be prepared is told when it is asked for. What nobody asks for goes with the batch after the next.
         """
         ready = self._thread.submit(self._make_ready, list(utterances))
         self._ahead.append((frozenset(map(_key, utterances)), ready))
