@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from speechrl import config as options
 from speechrl.config import parse
+from speechrl.faults import RunError
 
 # speechrl decides what Ray workers see; a hub is only asked when the user names a hub id
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -118,7 +119,7 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(2)
     try:
         COMMANDS[argv[0]][0](argv[1:])
-    except (ValueError, TimeoutError, FloatingPointError) as error:
+    except (ValueError, TimeoutError, FloatingPointError, RunError) as error:
         # what a user can mend needs no traceback; SPEECHRL_TRACEBACK=1 shows it all the same
         if os.environ.get("SPEECHRL_TRACEBACK"):
             raise

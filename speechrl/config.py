@@ -7,6 +7,7 @@ or a GPU is touched. Names follow OpenRLHF where it has the same thing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import tyro
@@ -192,6 +193,11 @@ def load_saved(path: str) -> TrainConfig | SftConfig:
     if "sft" in read_yaml(path, path):
         return load(SftConfig, path)
     return load(TrainConfig, path)
+
+
+def changed_flags(path: Path, config: Section) -> list[str]:
+    """ "--train.max_steps was 3, is 6" for every option that differs from the config saved at `path`."""
+    return settings.differences(read_yaml(str(path), str(path)), config.model_dump(mode="json"))
 
 
 def check(config: Section) -> None:

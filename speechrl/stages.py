@@ -5,10 +5,9 @@ Shapes: P prompts, G samples of one prompt.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,17 +15,17 @@ import torch
 from speechrl.algorithms.advantages import ADVANTAGES, GroupRewards, as_rows, has_spread
 from speechrl.algorithms.filters import DROPPED, Verdict, judge
 from speechrl.algorithms.kl import KL_ESTIMATORS
-from speechrl.config import Common, TrainConfig
+from speechrl.config import TrainConfig
 from speechrl.data.mix import MixedLoader
 from speechrl.reward.client import RewardClient, merge_answers
 from speechrl.reward.metrics import char_counts, corpus_rate
 from speechrl.reward.plugin import RewardAnswer, answer_to_scores
 from speechrl.reward.summary import summarise
 from speechrl.rollout.engine import RolloutEngine, Sampling
+from speechrl.rollout_log import RolloutLog
 from speechrl.sections import Train
 from speechrl.tracking import Tracker
 from speechrl.training.group import PolicyGroup, RankGroup
-from speechrl.training.run_folder import RunFolder
 from speechrl.types import Group, Scores, TrainGroup
 
 Metrics = dict[str, float]
@@ -49,13 +48,18 @@ def sampling(config: TrainConfig, step: int) -> Sampling:
 
 
 def collect(
-    config: TrainConfig, step: int, loader: MixedLoader, engine: RolloutEngine, reward: RewardClient
+    config: TrainConfig,
+    step: int,
+    loader: MixedLoader,
+    engine: RolloutEngine,
+    reward: RewardClient,
+    log: RolloutLog | None = None,
 ) -> tuple[list[Group], list[Scores], Metrics]:
     """Sample and score one rollout batch.
 
     With --algo.dynamic_filtering_enable, groups that `judge` drops are replaced by further prompts until the batch is
     full, the rounds are used up or a small dataset has gone round (DAPO, Yu et al. 2025); what is then missing stays
-    missing and is counted, down to no group at all.
+    missing and is counted, down to no group at all. log: holds all that was sampled.
     """
     wanted, filtering = config.rollout.batch_size, config.algo.dynamic_filtering_enable
     seen: list[tuple[Group, Scores]] = []
@@ -77,11 +81,23 @@ def collect(
             break
     kept = [pair for pair, verdict in zip(seen, verdicts, strict=True) if verdict == "kept"][:wanted]
     scores = [score for _, score in seen]
+    if log is not None:
+        log.hold([group for group, _ in seen], scores, _with_surplus(verdicts, wanted))
     metrics = rollout_metrics([group for group, _ in seen]) | reward_metrics(scores)
     metrics |= {f"reward/log/{name}": value for name, value in merge_answers(answers).extra_logs.items()}
     metrics |= filter_metrics(verdicts, wanted, len(answers))
     metrics["rollout/live_groups_share"] = sum(spread_mask(config, scores)) / len(scores)
     return [group for group, _ in kept], [score for _, score in kept], metrics
+
+
+def _with_surplus(verdicts: Sequence[Verdict], wanted: int) -> list[str]:
+    """The verdicts, and "surplus" for what would be kept but has no room in the batch."""
+    num_kept = 0
+    found: list[str] = []
+    for verdict in verdicts:
+        num_kept += verdict == "kept"
+        found.append("surplus" if verdict == "kept" and num_kept > wanted else verdict)
+    return found
 
 
 def spread_mask(config: TrainConfig, scores: Sequence[Scores]) -> list[bool]:
@@ -151,7 +167,7 @@ def _sequence_kl(group: Group, ref: list[list[float]], estimator: str) -> list[f
 
 
 def update(config: TrainConfig, train_groups: Sequence[TrainGroup], policy: PolicyGroup, rate: float) -> Metrics:
-    """Optimiser steps on one rollout batch; none when no group carries a gradient."""
+    """Optimiser steps on one rollout batch; none when no group carries a gradient. Raises StepRefused, RunError."""
     if not train_groups:
         return {"train/skipped": 1.0}
     size = (config.train.batch_size or config.rollout.batch_size * config.rollout.n_samples_per_prompt) // (
@@ -226,51 +242,3 @@ def check_encoder(before: dict, after: Sequence[dict]) -> None:
     for rank, facts in enumerate(after):
         if facts["encoder_digest"] != before["encoder_digest"]:
             raise RuntimeError(f"the frozen encoder of rank {rank} changed during training")
-
-
-class Saver:
-    """Checkpoints and exports of a run, and the best value of --eval.best_metric."""
-
-    def __init__(self, config: Common, run: RunFolder, policy: PolicyGroup, loader: Any):
-        self.config, self.run, self.policy, self.loader = config, run, policy, loader
-        self.best: float | None = None
-        self.last_export: Path | None = None
-
-    def resume(self, tracker: Tracker) -> int:
-        """Load the newest checkpoint if --ckpt.resume asks for it; return the step to do next (0 for a fresh run)."""
-        if not self.config.ckpt.resume:
-            return 0
-        newest = self.run.newest_checkpoint()
-        if newest is None:
-            print(f"--ckpt.resume: no checkpoint in {self.run.path} yet, starting from the beginning", flush=True)
-            self.run.forget_exports_after(0)
-            tracker.rewind(1)
-            return 0
-        folder, state = newest
-        self.policy.load_checkpoint(str(folder.resolve()))
-        self.loader.load_state_dict(state["loader"])
-        self.run.forget_exports_after(state["step"])
-        self.best = state["best"]
-        tracker.rewind(state["step"] + 1)
-        print(f"resumed from {folder}", flush=True)
-        return state["step"]
-
-    def after_step(self, step: int, metrics: Mapping[str, float], last: bool) -> None:
-        """Save what is due after `step` optimiser batches."""
-        ckpt, best_metric = self.config.ckpt, self.config.eval.best_metric
-        due = bool(ckpt.save_steps) and step % ckpt.save_steps == 0
-        evaluated = [name for name in metrics if name.startswith("eval/")]
-        if best_metric and evaluated and best_metric not in metrics:
-            raise ValueError(f"--eval.best_metric {best_metric}: there are {', '.join(evaluated)}")
-        if best_metric in metrics:
-            value = metrics[best_metric]
-            sign = 1 if self.config.eval.best_direction == "min" else -1
-            if self.best is None or sign * value < sign * self.best:
-                self.best = value
-                self.last_export = self.run.export(step, self.policy.export, "best")
-        if ckpt.save_hf and (due or last):
-            exported = self.run.export(step, self.policy.export, "last")
-            self.last_export = self.last_export if best_metric and self.best is not None else exported
-        if due or (last and ckpt.save_steps):
-            state = {"step": step, "loader": self.loader.state_dict(), "best": self.best}
-            self.run.save_checkpoint(step, state, self.policy.save_checkpoint)

@@ -23,11 +23,13 @@ TEXT_METRICS = ("metrics", "alignment", "keywords", "language", "fluency", "leng
 METRICS = tuple(f"reward.{name}" for name in (*TEXT_METRICS, "formats"))
 # A file imports from smaller numbers, and from its own package. The first pattern that fits counts.
 LAYERS: dict[int, tuple[str, ...]] = {
-    1: ("types", "settings", "sections", "cross_checks", "config"),
+    1: ("types", "settings", "sections", "cross_checks", "config", "faults"),
     2: (
         "data.*",
         "algorithms.*",
         "tracking",
+        "rollout_log",
+        "watch",
         "statistics",
         *METRICS,
         "reward.compose",
@@ -39,7 +41,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     ),
     3: ("models.*", "training.batch", "reward.perplexity", "evaluation.*"),
     4: ("rollout.*", "training.*", "reward.client", "reward.transport", "reward.server", "reward.workers", "ports"),
-    5: ("launch", "evaluate", "preflight", "score", "stages"),
+    5: ("launch", "evaluate", "preflight", "score", "stages", "saving", "replay"),
     6: ("loop", "sft", "commands"),
     7: ("cli",),
 }
