@@ -153,6 +153,8 @@ class Vllm(Section):
     """With --train.colocate_all: give memory back while the policy trains. Off saves its wake-up, if there is room."""
     enable_prefix_caching: bool = True
     """Compute the prompt once for the samples of a group."""
+    max_restarts: int = Field(default=2, ge=0)
+    """Engines that died and are started anew, over the whole run, before it stops."""
     sync_timeout_s: float = Field(default=300.0, gt=0)
     """A transfer of the weights that takes longer stops the run."""
     sync_bucket_mb: int = Field(default=256, ge=1)

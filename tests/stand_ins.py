@@ -95,6 +95,8 @@ class Server:
         self.note("start")
 
     def load_bucket(self, bucket):
+        if self.fault == "dies in a sync":
+            os._exit(1)
         self.note(f"load {bucket}")
 
     def finish_update(self, version):

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from torch import Tensor
 
+from speechrl.faults import RunError, rank_lost
 from speechrl.rollout import vllm_api
 from speechrl.rollout.engine import Completion, EngineInput, EngineSpec, Sampling, Share
 from speechrl.rollout.weights import Bucket
 from speechrl.sections import Vllm
 from speechrl.types import Group, Prompt, Utterance
+
+PING_S = 10.0  # an engine that is gone is known by then; one that is busy does not answer, and lives
 
 
 @dataclass(frozen=True)
@@ -133,19 +137,48 @@ class VllmEngine:
     """The engines as one RolloutEngine. Prompts are made by the policy ranks, which hold encoder and projector.
 
     Audio goes from rank to engine as Ray references, not through the driver. transfer: how weights travel, a row of
-    training/weight_sync.py. turns: who gives memory back to whom on shared GPUs.
+    training/weight_sync.py. turns: who gives memory back to whom on shared GPUs. start: makes an engine's actor anew by
+    its number; without it a dead engine stops the run.
     """
 
-    def __init__(self, servers: Sequence[Any], policy: Any, options: Vllm, transfer: str, turns: Turns = NO_TURNS):
+    def __init__(
+        self,
+        servers: Sequence[Any],
+        policy: Any,
+        options: Vllm,
+        transfer: str,
+        turns: Turns = NO_TURNS,
+        start: Callable[[int], Any] | None = None,
+    ):
         self.servers, self.policy, self.options = list(servers), policy, options
-        self.transfer, self.turns = transfer, turns
+        self.transfer, self.turns, self._start = transfer, turns, start
+        self.num_restarts = 0
         self.weights_version = -1
         self.sampling = True  # whose turn it is
         self._timings: dict[str, float] = {}
         self._logs: list[str] = ray.get([server.log_path.remote() for server in servers])  # while they live
 
     def generate(self, utterances: Sequence[Utterance], sampling: Sampling) -> list[Group]:
-        """One group per utterance, in their order. Raises RuntimeError when an engine has died or has old weights."""
+        """One group per utterance, in their order. An engine that dies is started anew, and its prompts are repeated.
+
+        Raises RunError when it may not be, RuntimeError when an engine has old weights.
+        """
+        groups: list[Any] = [None] * len(utterances)
+        missing = list(range(len(utterances)))
+        while missing:
+            found, error = self._round([utterances[index] for index in missing], sampling)
+            for index, group in zip(missing, found, strict=True):
+                groups[index] = group
+            missing = [index for index in missing if groups[index] is None]
+            if error is not None:
+                self._replace(error, everyone=self.transfer == "nccl")  # one group joins all of them
+                self.sync()
+        return groups
+
+    def _round(
+        self, utterances: Sequence[Utterance], sampling: Sampling
+    ) -> tuple[list[Group | None], RayActorError | None]:
+        """(groups, None where their engine died; how one died)."""
         ranks, engines = self.policy.ranks, self.servers
         # utterance i is encoded on rank i mod R; an engine gets a part of every rank's share
         parts: dict[tuple[int, int], list[int]] = {}
@@ -166,8 +199,13 @@ class VllmEngine:
                 pending.append((number, list(mine), order, engine.generate.remote(sampling, *inputs)))
         idle = [ranks[rank].engine_inputs.remote([]) for rank in range(len(utterances), len(ranks))]
         encode_s, engine_s = [0.0] * len(ranks), 0.0
+        death: RayActorError | None = None
         for number, sources, order, answer in pending:
-            sampled = self._get(number, answer)
+            try:
+                sampled = ray.get(answer)
+            except RayActorError as error:
+                death = error
+                continue
             if sampled.weights_version != self.weights_version:
                 raise RuntimeError(
                     f"vLLM engine {number} sampled with weights of version {sampled.weights_version}, the policy has "
@@ -181,27 +219,73 @@ class VllmEngine:
             engine_s = max(engine_s, sampled.engine_s)
         ray.get(idle)
         self._timings = {"time/encode_s": max(encode_s), "time/engine_s": engine_s}  # of the slowest
-        return groups
+        return groups, death
 
     def timings(self) -> dict[str, float]:
-        return self._timings
+        return self._timings | {"rollout/engine_restarts": float(self.num_restarts)}
 
-    def _get(self, number: int, answer: Any) -> Any:
-        try:
-            return ray.get(answer)
-        except ray.exceptions.RayActorError as error:
-            raise self._death(number, error) from error
+    # --- engines that die -------------------------------------------------------------------------------------------
 
-    def _death(self, number: int, error: Exception) -> RuntimeError:
-        return RuntimeError(
-            f"vLLM engine {number} died: {error}; --ckpt.resume continues from the last checkpoint. Its last "
-            f"lines:\n{last_lines(self._logs[number])}"
+    def _dead(self) -> list[int]:
+        """Numbers of the engines whose process is gone. One that is merely busy or stuck is not among them."""
+        pings = [server.log_path.remote() for server in self.servers]
+        answered, _ = ray.wait(pings, num_returns=len(pings), timeout=PING_S)
+        dead = []
+        for number, ping in enumerate(pings):
+            try:
+                if ping in answered:
+                    ray.get(ping)
+            except RayActorError:
+                dead.append(number)
+        return dead
+
+    def _replace(self, error: Exception, everyone: bool) -> None:
+        """Start the dead engines anew (everyone: the living, too), without weights: the next sync sends all of them.
+
+        Raises RunError when that may not be, or a rank is gone, and `error` itself when nothing is dead.
+        """
+        dead = self._dead()
+        if not dead:
+            raise rank_lost(error) if isinstance(error, RayActorError) else error
+        told = (
+            f"vLLM engine {dead[0]} died: {' '.join(str(error).split())}. Its last lines:\n"
+            f"{last_lines(self._logs[dead[0]])}\n"
         )
+        if self._start is None or self.num_restarts + len(dead) > self.options.max_restarts:
+            raise RunError(
+                f"{told}--ckpt.resume continues from the last checkpoint; --vllm.max_restarts "
+                f"{self.options.max_restarts} says how many engines are started anew, {self.num_restarts} were"
+            ) from error
+        self.num_restarts += len(dead)
+        print(
+            f"warning: {told}it is started anew ({self.num_restarts} of --vllm.max_restarts "
+            f"{self.options.max_restarts}) and its prompts are repeated",
+            flush=True,
+        )
+        for number in range(len(self.servers)) if everyone else dead:
+            ray.kill(self.servers[number])
+            self.servers[number] = self._start(number)
+            self._logs[number] = ray.get(self.servers[number].log_path.remote())
+        self.weights_version = -1
+
+    # --- weights and turns ------------------------------------------------------------------------------------------
 
     def sync(self) -> dict[str, float]:
-        """The policy's newest weights into every engine: all of them the first time, then what trains."""
+        """The policy's newest weights into every engine: all of them the first time, then what trains.
+
+        An engine that dies is started anew, with the others, which may have half of the weights.
+        """
         if self.sampling and self.weights_version == ray.get(self.policy.ranks[0].get_weights_version.remote()):
             return {}
+        while True:
+            try:
+                return self._sync()
+            except (RayActorError, RuntimeError, TimeoutError) as error:
+                if self.transfer == "nccl":  # policy rank 0 may be left in the broadcast
+                    raise
+                self._replace(error, everyone=True)
+
+    def _sync(self) -> dict[str, float]:
         began = time.monotonic()
         first = self.weights_version < 0
         if first and self.transfer == "nccl":
@@ -259,11 +343,8 @@ class VllmEngine:
     def _call(self, method: str, *arguments: Any) -> None:
         answers = [getattr(server, method).remote(*arguments) for server in self.servers]
         timeout_s = self.options.sync_timeout_s
-        for number, answer in enumerate(answers):
-            try:
-                wait_for_engines([answer], timeout_s, method.replace("_", " "))
-            except ray.exceptions.RayActorError as error:
-                raise self._death(number, error) from error
+        for answer in answers:
+            wait_for_engines([answer], timeout_s, method.replace("_", " "))
 
 
 def last_lines(path: str, count: int = 20) -> str:
@@ -280,7 +361,7 @@ def wait_for_engines(answers: Sequence[Any], timeout_s: float, doing: str) -> No
     """
     try:
         ray.get(list(answers), timeout=timeout_s)
-    except ray.exceptions.GetTimeoutError:
+    except GetTimeoutError:
         raise TimeoutError(f"a vLLM engine did not {doing} within --vllm.sync_timeout_s {timeout_s:.0f}") from None
-    except ray.exceptions.RayTaskError as error:
+    except RayTaskError as error:
         raise RuntimeError(f"a vLLM engine failed to {doing}: {error}") from error

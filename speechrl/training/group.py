@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from speechrl.faults import RunError
+from speechrl.faults import rank_lost
 from speechrl.rollout.engine import Sampling
 from speechrl.sections import Selection, Train
 from speechrl.types import Group, TrainGroup, Utterance
@@ -30,25 +30,18 @@ def gather(calls: Sequence[Any]) -> list[Any]:
         try:
             answers[done] = ray.get(done)
         except RayActorError as error:
-            raise _lost(error) from error
+            raise rank_lost(error) from error
         except RayTaskError:
             late, _ = ray.wait(pending, num_returns=len(pending), timeout=DEATH_S) if pending else ([], [])
             for call in late:
                 try:
                     ray.get(call)
                 except RayActorError as error:
-                    raise _lost(error) from error
+                    raise rank_lost(error) from error
                 except RayTaskError:
                     continue
             raise
     return [answers[call] for call in calls]
-
-
-def _lost(error: Exception) -> RunError:
-    return RunError(
-        "a rank is gone, killed or out of memory, and the others can't go on without it; --ckpt.resume continues from "
-        f"the last checkpoint. Ray says: {' '.join(str(error).split())}"
-    )
 
 
 class RankGroup:

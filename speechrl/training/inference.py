@@ -220,12 +220,13 @@ class InferenceRank:
     def send_weights(self, engines: Sequence[Any], trained_only: bool, options: Vllm, transfer: str) -> tuple[int, int]:
         """The language model's weights to engines that have started an update: rank 0 sends, under ZeRO-3 all gather.
 
-        Returns (version, bytes). Raises TimeoutError after --vllm.sync_timeout_s.
+        Returns (version, bytes). Raises TimeoutError after --vllm.sync_timeout_s, and what an engine raised.
         """
         route = Route(engines, options.sync_timeout_s, self.rank == 0, self.sync_group)
         sent = 0
         for bucket in buckets(self.module, self.family, trained_only, options.sync_bucket_mb * 2**20):
             sent += TRANSFERS[transfer](bucket, route)
+        route.raise_fault()
         return self.weights_version, sent
 
     # --- log-probs --------------------------------------------------------------------------------------------------

@@ -304,9 +304,7 @@ class PolicyRank(InferenceRank):
         everyone: list[Any] = [mine] * self.place.world_size
         dist.all_gather_object(everyone, mine)
         suspects, all_ids = ([name for part in parts for name in part] for parts in zip(*everyone, strict=True))
-        what = (
-            f"the loss of {name_samples(suspects)}" if suspects else f"the gradient of {name_samples(all_ids)} together"
-        )
+        what = f"the loss of {name_samples(suspects)}" if suspects else f"the gradient of {name_samples(all_ids)}"
         raise StepRefused(
             f"{what} is not finite; optimiser step {self.weights_version + 1} was refused, and weights and optimiser "
             "state are as before it"

@@ -121,10 +121,10 @@ class RunFolder:
             shutil.rmtree(path)
 
     def export(self, step: int, write: Callable[[str], None], link: str, keep: Collection[int] = ()) -> Path:
-        """Write hf/step_N through `write(folder)` unless it is there, and point hf/`link` at it, if there is one to.
+        """Write hf/step_N through `write(folder)` unless it is there, and point hf/`link` at it, if one is named.
 
-        Kept are the newest --ckpt.max_num, what a link points at, and the steps of `keep`. Raises RunError when it can't
-        be written.
+        Kept are the newest --ckpt.max_num, what a link points at, and the steps of `keep`. Raises RunError when it
+        can't be written.
         """
         final = self.path / "hf" / f"step_{step}"
         try:
@@ -169,14 +169,15 @@ class RunFolder:
         )
         free_gib = shutil.disk_usage(self.path).free / 2**30
         return RunError(
-            f"--ckpt.output_dir {self.path}: the {what} could not be written ({getattr(error, 'cause', None) or error}; "
-            f"{free_gib:.2f} GiB are free there). {rest}. Make room, or lower --ckpt.max_num"
+            f"--ckpt.output_dir {self.path}: the {what} could not be written "
+            f"({getattr(error, 'cause', None) or error}; {free_gib:.2f} GiB are free there). {rest}. Make room, or "
+            "lower --ckpt.max_num"
         )
 
 
 def newest_whole(folder: Path, damaged: list[Path] | None = None) -> Path | None:
-    """The step_N folder with the largest N whose checksums are right, or None; tells of newer ones that are damaged, and
-    adds them to `damaged`.
+    """The step_N folder with the largest N whose checksums are right, or None; tells of newer ones that are damaged,
+    and adds them to `damaged`.
     """
     for path in reversed(_steps(folder)):
         fault = fault_of(path)

@@ -1,4 +1,4 @@
-"""A process's random streams (Python, numpy, torch) as plain numbers, so that a checkpoint holds them without pickle."""
+"""A process's random streams (Python, numpy, torch) as plain numbers: a checkpoint holds them without pickle."""
 
 from __future__ import annotations
 
