@@ -59,6 +59,13 @@ def _score(argv: list[str]) -> None:
     print(f"done: {config.out}")
 
 
+def _replay(argv: list[str]) -> None:
+    config = parse(options.ReplayConfig, argv, "speechrl replay")
+    from speechrl.replay import print_replay, replay
+
+    print_replay(replay(config))
+
+
 def _export(argv: list[str]) -> None:
     config = parse(options.ExportConfig, argv, "speechrl export")
     from speechrl.commands import export
@@ -95,6 +102,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "compare": (_compare, "two evaluations of the same utterances, with paired bootstrap tests"),
     "check": (_check, "validate config, manifests, model and reward without training"),
     "score": (_score, "score hypotheses with a reward, to try it before training"),
+    "replay": (_replay, "put stored rollouts through reward, advantages and loss again"),
     "export": (_export, "turn a training checkpoint into a Hugging Face folder"),
     "transcribe": (_transcribe, "transcribe sound files with a model folder"),
     "serve-reward": (_serve_reward, "serve a reward file over HTTP"),

@@ -20,6 +20,7 @@ from speechrl.sections import (
     Ckpt,
     Data,
     Ds,
+    Estimator,
     Eval,
     Evaluation,
     Precision,
@@ -120,6 +121,21 @@ class ScoreConfig(Section):
     algo: ScoreAlgo = ScoreAlgo()
 
 
+class ReplayConfig(Section):
+    """Put the stored rollouts of a run through its reward, advantages and loss again, without its model."""
+
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    """Folder of a run of speechrl train --tracking.save_rollouts."""
+    steps: tuple[int, ...] = ()
+    """Only these steps."""
+    reward: Reward = Reward()
+    """In place of the run's own, if --reward.remote_url is given."""
+    estimator: Estimator | Literal[""] = ""
+    """--algo.advantage.estimator in place of the run's own."""
+    out: str = ""
+    """JSONL to write, a line for each step; none if empty."""
+
+
 class ExportConfig(Section):
     """Turn a training checkpoint into a Hugging Face folder."""
 
@@ -212,7 +228,7 @@ def check(config: Section) -> None:
         cross_checks.check_sft(config)
     if isinstance(config, ScoreConfig) and not config.reward.remote_url:
         raise ValueError(cross_checks.NO_REWARD)
-    if isinstance(config, TrainConfig | EvalConfig | ScoreConfig):
+    if isinstance(config, TrainConfig | EvalConfig | ScoreConfig | ReplayConfig):
         cross_checks.reward_parts(config.reward)
     if isinstance(config, EvalConfig):
         cross_checks.check_eval(config)

@@ -16,6 +16,7 @@ from speechrl.data.mix import MixedLoader, read_sources
 from speechrl.evaluate import evaluate_sets
 from speechrl.evaluation.groups import read_sets
 from speechrl.launch import cluster, num_engines, start_engine, start_policy, start_reference
+from speechrl.models.resources import check_resources
 from speechrl.preflight import preflight, try_reward
 from speechrl.reward.client import RewardClient
 from speechrl.rollout_log import RolloutLog
@@ -50,7 +51,7 @@ def prepare(config: TrainConfig) -> Inputs:
     run = RunFolder(config)
     reward = RewardClient.from_options(config.reward)
     reward.probe()
-    print(try_reward(reward, builder, sources[0][0], config), flush=True)
+    print(*check_resources(config), try_reward(reward, builder, sources[0][0], config), sep="\n", flush=True)
     if config.rollout.top_p < 1 or config.rollout.top_k:
         print("warning: --rollout.top_p and top_k truncate: recorded log-probs are not the policy's own", flush=True)
     return Inputs(loader, sets, reward, run, total_steps)
@@ -105,7 +106,7 @@ def train(config: TrainConfig) -> Path:
             tracker.progress_line(step + 1, metrics)
             if config.tracking.sample_steps and (step % config.tracking.sample_steps == 0 or last):
                 stages.show_samples(config, step + 1, tracker, groups, scores, train_groups)
-            log.write(step + 1, train_groups)
+            log.write(step + 1, train_groups, ref_logprobs)
             saver.after_step(step + 1, metrics, last)
     tracker.close()
     return saver.result

@@ -28,15 +28,18 @@ TRAINED = "trained"  # other verdicts say why not: see `read`
 class Logged:
     """One group as it was logged.
 
-    verdict: "trained", or why not: no_spread, too_hard, too_easy, surplus. train_group: what the update was given, None
-    for a group that was not trained on.
+    verdict: "trained", or why not: no_spread, too_hard, too_easy, surplus. kept: it was in the batch. train_group: what
+    the update was given, None for a group that was not trained on. ref_logprobs: [G][T] of a reference, if there was
+    one and the group was in the batch.
     """
 
     step: int
     verdict: str
+    kept: bool
     group: Group
     scores: Scores
     train_group: TrainGroup | None
+    ref_logprobs: tuple[tuple[float, ...], ...]
 
 
 class RolloutLog:
@@ -59,18 +62,23 @@ class RolloutLog:
         if self.enabled:
             self._held += zip(groups, scores, verdicts, strict=True)
 
-    def write(self, step: int, train_groups: Sequence[TrainGroup]) -> None:
-        """Write the step's file beside and rename it, then forget the oldest steps beyond the limit."""
+    def write(self, step: int, train_groups: Sequence[TrainGroup], ref_logprobs: Sequence[list[list[float]]]) -> None:
+        """Write the step's file beside and rename it, then forget the oldest steps beyond the limit.
+
+        ref_logprobs: [P][G][T] of the groups of the batch, in order; empty without a reference.
+        """
         if not self.enabled:
             return
         self.folder.mkdir(exist_ok=True)
         trained = {id(item.group): item for item in train_groups}
         path = self.folder / f"step_{step}.jsonl.gz"
         partial = path.with_suffix(".partial")
+        refs = iter(ref_logprobs)
         # neither a name nor a time in the header: the same run writes the same bytes
         with partial.open("wb") as raw, gzip.GzipFile("", "wb", COMPRESSION, raw, mtime=0) as stream:
             for group, scores, verdict in self._held:
-                record = _record(step, group, scores, verdict, trained.get(id(group)))
+                ref = next(refs, None) if verdict == "kept" else None
+                record = {"step": step} | _record(group, scores, verdict, trained.get(id(group)), ref)
                 stream.write((json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode())
         os.replace(partial, path)
         self._held.clear()
@@ -108,10 +116,11 @@ def _files(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(number), path) for path, number in names.items() if number.isdigit())
 
 
-def _record(step: int, group: Group, scores: Scores, verdict: str, trained: TrainGroup | None) -> dict[str, Any]:
+def _record(
+    group: Group, scores: Scores, verdict: str, trained: TrainGroup | None, ref: list[list[float]] | None
+) -> dict[str, Any]:
     size = len(group.rollouts)
     advantages = trained.advantages if trained else (None,) * size
-    refs = trained.ref_logprobs if trained else ()
     utterance = {key: value for key, value in asdict(group.utterance).items() if value not in (None, "", (), {})}
     rollouts = [
         {
@@ -121,7 +130,7 @@ def _record(step: int, group: Group, scores: Scores, verdict: str, trained: Trai
             "finish_reason": rollout.finish_reason,
             "token_ids": rollout.token_ids,
             "logprobs": rollout.logprobs,
-            "ref_logprobs": refs[index] if refs else None,
+            "ref_logprobs": ref[index] if ref else None,
             "reward": scores.rewards[index],
             "parts": {name: values[index] for name, values in scores.parts.items()},
             "filter_score": scores.filter_scores[index] if scores.filter_scores else None,
@@ -131,9 +140,9 @@ def _record(step: int, group: Group, scores: Scores, verdict: str, trained: Trai
     ]
     prompt = group.prompt
     return {
-        "step": step,
         "id": group.utterance.id,
         "verdict": TRAINED if trained else "no_spread" if verdict == "kept" else verdict,
+        "kept": verdict == "kept",
         "weights_version": group.rollouts[0].weights_version,
         "utterance": utterance,
         "prompt": {
@@ -175,8 +184,7 @@ def _logged(record: dict[str, Any]) -> Logged:
         record["weights"],
         tuple(row["filter_score"] for row in rows) if record["has_filter_scores"] else (),
     )
-    trained = None
-    if record["verdict"] == TRAINED:
-        refs = tuple(tuple(row["ref_logprobs"]) for row in rows) if rows[0]["ref_logprobs"] is not None else ()
-        trained = TrainGroup(group, tuple(row["advantage"] for row in rows), refs)
-    return Logged(record["step"], record["verdict"], group, scores, trained)
+    refs = tuple(tuple(row["ref_logprobs"]) for row in rows) if rows[0]["ref_logprobs"] is not None else ()
+    is_trained = record["verdict"] == TRAINED
+    trained = TrainGroup(group, tuple(row["advantage"] for row in rows), refs) if is_trained else None
+    return Logged(record["step"], record["verdict"], record["kept"], group, scores, trained, refs)

@@ -13,6 +13,7 @@ from speechrl.data.mix import MixedLoader, ctc_units, read_sources
 from speechrl.evaluate import evaluate_sets
 from speechrl.evaluation.groups import read_sets
 from speechrl.launch import cluster, start_policy
+from speechrl.models.resources import check_resources
 from speechrl.preflight import preflight
 from speechrl.saving import Saver
 from speechrl.tracking import Tracker
@@ -33,6 +34,7 @@ def sft(config: SftConfig) -> Path:
     preflight(config, {**dict(zip(config.data.prompt_dataset, sources, strict=True)), **sets})
     total_steps = config.train.max_steps or config.train.num_episodes * loader.num_batches_per_epoch
     run = RunFolder(config)
+    print(*check_resources(config), sep="\n", flush=True)
     with cluster(config.ray, config.actor.num_ranks):
         policy = start_policy(config, ctc_units(sources) if config.sft.ctc_weight else None)
         facts = stages.announce(policy.describe()[0])

@@ -41,8 +41,8 @@ LAYERS: dict[int, tuple[str, ...]] = {
     ),
     3: ("models.*", "training.batch", "reward.perplexity", "evaluation.*"),
     4: ("rollout.*", "training.*", "reward.client", "reward.transport", "reward.server", "reward.workers", "ports"),
-    5: ("launch", "evaluate", "preflight", "score", "stages", "saving", "replay"),
-    6: ("loop", "sft", "commands"),
+    5: ("launch", "evaluate", "preflight", "score", "stages", "saving"),
+    6: ("loop", "sft", "commands", "replay"),
     7: ("cli",),
 }
 # The only imports inside a layer that cross packages, each in one direction and with its reason.
