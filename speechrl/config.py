@@ -181,6 +181,8 @@ class ServeRewardConfig(Section):
     """Longest request body in megabytes (1e6 bytes); longer ones get 413."""
     token_env: str = ""
     """Environment variable with a bearer token that requests must bring; none is asked for if empty."""
+    audio_root: str = ""
+    """Folder that the `audio_paths` of requests must lie in, or they get 422; any path is let through if empty."""
 
 
 class SynthConfig(Section):

@@ -104,6 +104,8 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key.value} is given twice", key.start_mark
@@ -175,7 +177,9 @@ def _over(defaults: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
     """`loaded` over `defaults`, section by section: a config may give a section other defaults than its class has."""
     merged = dict(defaults)
     for key, value in loaded.items():
-        merged[key] = _over(merged.get(key, {}), value) if isinstance(value, dict) else value
+        own = merged.get(key, {})
+        # a mapping in the place of a value is told by pydantic, with its flag
+        merged[key] = _over(own, value) if isinstance(value, dict) and isinstance(own, dict) else value
     return merged
 
 

@@ -19,6 +19,7 @@ from speechrl.types import AudioRef
 
 _SHORT_DATA = re.compile(r"^data : (\d+) \(should be (\d+)\)", re.MULTILINE)  # of a wav
 STREAMED_BYTES = 2**31 - 2**16  # a wav written to a pipe states a size near 2^31 or 2^32: unknown
+BLOCK_SAMPLES = 2**20  # a minute at 16 kHz
 LARGEST_SAMPLE = 4.0  # decoders overshoot 1 a little; beyond this the file was never scaled to [-1, 1]
 
 
@@ -39,7 +40,7 @@ def load_audio(ref: AudioRef, rate_hz: int = 16000, where: str = "") -> np.ndarr
     """
     with _open(ref, where) as sound:
         try:
-            samples_NC = sound.read(dtype="float32", always_2d=True)
+            samples_NC = _read_blocks(sound)
         except soundfile.SoundFileError as error:
             raise AudioError(f"{_name(ref, where)}: can't be decoded ({error})") from error
         if sound.format != "MP3" and len(samples_NC) < sound.frames:  # an mp3 header only estimates
@@ -58,6 +59,14 @@ def load_audio(ref: AudioRef, rate_hz: int = 16000, where: str = "") -> np.ndarr
         if len(samples) == 0:
             raise AudioError(f"{_name(ref, where)}: shorter than one sample at {rate_hz} Hz")
     return np.clip(samples, -1.0, 1.0).astype(np.float32, copy=False)
+
+
+def _read_blocks(sound: soundfile.SoundFile) -> np.ndarray:
+    """float32 [N samples, C channels], block by block: a wrong header may state more samples than memory holds."""
+    blocks = []
+    while len(block_NC := sound.read(BLOCK_SAMPLES, dtype="float32", always_2d=True)):
+        blocks.append(block_NC)
+    return np.concatenate(blocks) if blocks else np.zeros((0, sound.channels), np.float32)
 
 
 def audio_digest(ref: AudioRef, where: str = "") -> str:

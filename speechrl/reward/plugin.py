@@ -135,7 +135,8 @@ def check_answer(raw: Any, ids: Sequence[str], source: str) -> RewardAnswer:
     # a server of ours repeats a mean for every completion, as OpenRLHF's client wants it, and tells the count apart
     told = raw.get("log_counts")
     told = told if isinstance(told, Mapping) else {}
-    counts = {name: int(told.get(name, len(numbers))) for name, numbers in values.items() if numbers}
+    counts = {name: _log_count(told.get(name, len(numbers)), f"{source}: log_counts[{name!r}]")
+              for name, numbers in values.items() if numbers}  # fmt: skip
     return RewardAnswer(
         rewards=_numbers(raw["rewards"], ids, f"{source}: rewards"),
         parts={str(name): _numbers(values, ids, f"{source}: parts[{name!r}]") for name, values in parts.items()},
@@ -144,6 +145,12 @@ def check_answer(raw: Any, ids: Sequence[str], source: str) -> RewardAnswer:
         weights=_weights(raw.get("weights"), {str(name) for name in parts}, source),
         log_counts=counts,
     )
+
+
+def _log_count(raw: Any, where: str) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, int) or raw < 1:
+        raise RewardError(f"{where} is {raw!r}; it says of how many values a mean is, 1 or more")
+    return raw
 
 
 def _weights(raw: Any, parts: set[str], source: str) -> dict[str, float]:
