@@ -2,13 +2,15 @@
 
 A line has step, verdict, utterance, prompt, weights (of reward parts) and rollouts; a rollout has text, raw_text,
 language, finish_reason, token_ids, logprobs, ref_logprobs, reward, parts, filter_score, advantage. null is what a
-reward abstained from, and the advantage of what was not trained on.
+reward abstained from, and the advantage of what was not trained on; JSON has no infinity, so such a number is the
+string "inf", "-inf" or "nan".
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -129,12 +131,12 @@ def _record(
             "language": rollout.language,
             "finish_reason": rollout.finish_reason,
             "token_ids": rollout.token_ids,
-            "logprobs": rollout.logprobs,
-            "ref_logprobs": ref[index] if ref else None,
+            "logprobs": [_plain(value) for value in rollout.logprobs],
+            "ref_logprobs": [_plain(value) for value in ref[index]] if ref else None,
             "reward": scores.rewards[index],
             "parts": {name: values[index] for name, values in scores.parts.items()},
             "filter_score": scores.filter_scores[index] if scores.filter_scores else None,
-            "advantage": advantages[index],
+            "advantage": _plain(advantages[index]),
         }
         for index, rollout in enumerate(group.rollouts)
     ]
@@ -156,6 +158,10 @@ def _record(
     }
 
 
+def _plain(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else str(value)
+
+
 def _logged(record: dict[str, Any]) -> Logged:
     values = {"text": ""} | record["utterance"]  # an empty one was left out
     audio, keywords = values.pop("audio", None), tuple(values.pop("keywords", ()))
@@ -165,7 +171,7 @@ def _logged(record: dict[str, Any]) -> Logged:
     rollouts = tuple(
         Rollout(
             tuple(row["token_ids"]),
-            tuple(row["logprobs"]),
+            tuple(map(float, row["logprobs"])),
             row["finish_reason"],
             record["weights_version"],
             row["raw_text"],
@@ -184,7 +190,7 @@ def _logged(record: dict[str, Any]) -> Logged:
         record["weights"],
         tuple(row["filter_score"] for row in rows) if record["has_filter_scores"] else (),
     )
-    refs = tuple(tuple(row["ref_logprobs"]) for row in rows) if rows[0]["ref_logprobs"] is not None else ()
-    is_trained = record["verdict"] == TRAINED
-    trained = TrainGroup(group, tuple(row["advantage"] for row in rows), refs) if is_trained else None
+    refs = tuple(tuple(map(float, row["ref_logprobs"])) for row in rows) if rows[0]["ref_logprobs"] else ()
+    advantages = tuple(None if row["advantage"] is None else float(row["advantage"]) for row in rows)
+    trained = TrainGroup(group, advantages, refs) if record["verdict"] == TRAINED else None
     return Logged(record["step"], record["verdict"], record["kept"], group, scores, trained, refs)

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from speechrl.config import ReplayConfig
 from speechrl.models.load import load_model
+from speechrl.replay import replay
 from speechrl.training.checksums import fault_of
 
 from .test_e2e import ROOT, metrics_of, speechrl, train_flags
@@ -125,7 +127,7 @@ def test_what_is_refused_fails_or_dies_is_told_and_nothing_is_lost(causal_lm: st
     flags[flags.index("rewards/asr.py")] = str(tmp_path / "faulty.py")
     flags += [
         "--actor.num_ranks", "2", "--ckpt.save_steps", "100", "--algo.advantage.estimator", "dr_grpo",
-        "--train.max_skipped_steps", "1", "--tracking.no_tensorboard",
+        "--train.max_skipped_steps", "1", "--tracking.no_tensorboard", "--tracking.save_rollouts",
     ]  # fmt: skip
     done = speechrl("train", *flags, check=False)
     assert done.returncode == 2 and "no model here" in done.stderr
@@ -135,6 +137,11 @@ def test_what_is_refused_fails_or_dies_is_told_and_nothing_is_lost(causal_lm: st
     assert fault_of(run / "checkpoints" / "step_3") == ""
 
     (tmp_path / "mended").touch()
+    steps = replay(ReplayConfig(run=str(run)))
+    assert [step.changed_rewards for step in steps] == [0, 1, 0]
+    for step in steps[::2]:
+        assert step.loss == pytest.approx(step.logged_loss, abs=1e-5)  # one optimiser step, on-policy
+
     done = killed("1", "update", 2, "train", *flags, "--ckpt.resume")
     assert done.returncode == 1, done.stderr[-2000:]
     assert "speechrl train: a rank is gone, killed or out of memory" in done.stderr

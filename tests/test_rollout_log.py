@@ -71,6 +71,15 @@ def test_a_line_has_what_other_tools_read(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_what_is_not_finite_comes_back_too(tmp_path: Path) -> None:
+    log = RolloutLog(Tracking(save_rollouts=True), tmp_path, 0)
+    log.hold(GROUPS[:1], SCORES[:1], ["kept"])
+    log.write(1, [replace(TRAINED, advantages=(float("inf"), None))], [[[float("-inf"), -1.0], [-0.1, -0.1]]])
+    (found,) = read(tmp_path, 1)
+    assert found.train_group is not None and found.train_group.advantages == (float("inf"), None)
+    assert found.ref_logprobs[0] == (float("-inf"), -1.0)
+
+
 def test_the_same_rollouts_are_the_same_bytes(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
