@@ -137,9 +137,9 @@ def test_out_of_memory_names_the_micro_batch_and_what_to_lower(qwen3_asr: str, n
     assert "lower --train.micro_batch_size" in told and "2.00 GiB" in told
 
 
-def test_an_empty_micro_batch_can_be_described() -> None:
-    assert "0 completions of 0 prompts" in memory.describe([])
+def test_a_micro_batch_in_words() -> None:
+    assert memory.describe("scoring", []).startswith("scoring a micro-batch of 0 completions of 0 prompts")
     row = Row("u", (1, 2, 3), (4, 5))
     assert "2 completions of 1 prompts (3 prompt tokens, 4 response tokens, longest row 5; samples u)" in (
-        memory.describe([row, row])
+        memory.describe("scoring", [row, row])
     )

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from speechrl.rollout.beam import beam_search
 from speechrl.rollout.engine import Completion, EngineInput, EngineSpec, Sampling, Share
 from speechrl.rollout.native import sample
 from speechrl.sections import Role, Runtime, Selection, Train, Vllm
+from speechrl.training import memory
 from speechrl.training.batch import Packing, collate, micro_batches, rows_of
 from speechrl.training.weight_sync import TRANSFERS, Route, buckets, engine_config
 from speechrl.types import Group, Prompt, Rollout, TrainGroup, Utterance
@@ -162,7 +164,13 @@ class InferenceRank:
             prompts = [prepared[index].prompt for index in order]
             audio = [encoded[prompt.utterance.id] for prompt in prompts] if encoded else []
             search = beam_search if sampling.num_beams > 1 else sample
-            completions = search(module, prompts, audio, sampling, self.builder.stop_ids, self.builder.pad_id)
+            longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
+            what = (
+                f"sampling {sampling.num_samples} completions of each of {sampling.batch_size} prompts at a time, the "
+                f"longest prompt {longest} tokens"
+            )
+            with memory.told(lambda: what, memory.SAMPLING):
+                completions = search(module, prompts, audio, sampling, self.builder.stop_ids, self.builder.pad_id)
         groups = {
             index: self.group_of(prompt, group, self.weights_version)
             for index, prompt, group in zip(order, prompts, completions, strict=True)
@@ -250,7 +258,8 @@ class InferenceRank:
         packing = self.packing(options)
         for batch_rows in micro_batches(rows, packing):
             batch = collate(batch_rows, audio, self.builder.pad_id, self.device, packing)
-            logprobs_BR, _, _ = self.module(batch, temperature)
+            with memory.told(partial(memory.describe, "scoring", batch_rows), memory.SCORING):
+                logprobs_BR, _, _ = self.module(batch, temperature)
             for row, values in zip(batch_rows, logprobs_BR.tolist(), strict=True):
                 values_of[id(row)] = values[: len(row.response_ids)]
         in_order = iter([values_of[id(row)] for row in rows])

@@ -296,7 +296,7 @@ class PolicyRank(InferenceRank):
             self._micro_batch[:] = rows
             return loss_of(rows)
 
-        with memory.told("training on", self._micro_batch, memory.TRAINING):
+        with memory.told(partial(memory.describe, "training on", self._micro_batch), memory.TRAINING):
             norm = deepspeed_engine.step(self.engine, [partial(loss_at, rows) for rows in batches], learning_rate)
         if np.isfinite(norm):
             return norm
