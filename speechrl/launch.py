@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from speechrl.config import Common, EvalConfig, TrainConfig
+from speechrl.faults import RunError
 from speechrl.ports import free_address
 from speechrl.rollout.engine import EngineSpec, RolloutEngine
 from speechrl.rollout.vllm import NO_TURNS, Turns, VllmEngine, VllmServer
@@ -322,4 +323,6 @@ def _ready(group: G, timeout_s: float) -> G:
         ray.get(calls, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
         raise TimeoutError(f"ranks did not start within --ray.startup_timeout_s {timeout_s:.0f}") from None
+    except ray.exceptions.RayActorError as error:
+        raise RunError(f"a rank died while it loaded its model; out of memory? Ray says: {error}") from error
     return group

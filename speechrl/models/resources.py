@@ -38,6 +38,11 @@ class Needs:
     export: int
 
 
+def amount(num_bytes: float) -> str:
+    """In GiB, or MiB where that would be 0."""
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / 2**20:.2f} MiB"
+
+
 def count_parameters(path: str, config: Common) -> dict[str, tuple[int, int]]:
     """Role -> (trainable, all) parameters of a model folder. No weight is loaded."""
     shape, family = read_family(path, config.actor.trust_remote_code)
@@ -77,17 +82,17 @@ def check_memory(config: Common, needs: Needs) -> str:
     else:
         have, share, place = _available_bytes(), ranks, "this machine's free memory"
     need = (needs.rank + needs.reference) * share
-    told = f"{need / GIB:.2f} GiB of weights, gradients and optimiser state"
+    told = f"{amount(need)} of weights, gradients and optimiser state"
     if need > have:
         raise ValueError(
             f"--actor.model_name_or_path: {share} rank{'s' * (share > 1)} need{'s' * (share == 1)} {told}, {place} has "
-            f"{have / GIB:.2f} GiB: take {flags}"
+            f"{amount(have)}: take {flags}"
         )
     line = f"memory: {told} for {'each rank' if on_gpu else f'{ranks} ranks'}, before activations; {place} has "
-    line += f"{have / GIB:.1f} GiB"
+    line += amount(have)
     if isinstance(config, TrainConfig) and config.rollout.engine == "vllm" and on_gpu:
         _check_engine(config, needs, have)
-        line += f"; engine: {needs.engine / GIB:.2f} GiB of weights"
+        line += f"; engine: {amount(needs.engine)} of weights"
     return line
 
 
@@ -95,14 +100,14 @@ def _check_engine(config: TrainConfig, needs: Needs, have: int) -> None:
     share = config.vllm.gpu_memory_utilization * have
     if needs.engine > share:
         raise ValueError(
-            f"--vllm.gpu_memory_utilization {config.vllm.gpu_memory_utilization} gives an engine {share / GIB:.1f} "
-            f"GiB, its weights are {needs.engine / GIB:.1f} GiB: raise it, or --vllm.tensor_parallel_size"
+            f"--vllm.gpu_memory_utilization {config.vllm.gpu_memory_utilization} gives an engine "
+            f"{amount(share)}, its weights are {amount(needs.engine)}: raise it, or --vllm.tensor_parallel_size"
         )
     sleeps = config.vllm.enable_sleep or config.ds.enable_sleep
     if config.train.colocate_all and not sleeps and share + needs.rank + needs.reference > have:
         raise ValueError(
-            f"--train.colocate_all without sleep: engine {share / GIB:.1f} GiB and rank {needs.rank / GIB:.1f} GiB are "
-            f"more than the GPU's {have / GIB:.1f} GiB: add --vllm.enable_sleep or --ds.enable_sleep"
+            f"--train.colocate_all without sleep: engine {amount(share)} and rank {amount(needs.rank)} are "
+            f"more than the GPU's {amount(have)}: add --vllm.enable_sleep or --ds.enable_sleep"
         )
 
 
@@ -122,11 +127,11 @@ def check_disk(config: Common, needs: Needs) -> str:
     free = shutil.disk_usage(parent).free
     if need > free:
         raise ValueError(
-            f"--ckpt.output_dir {run}: checkpoints of {needs.checkpoint / GIB:.2f} GiB and exports of "
-            f"{needs.export / GIB:.2f} GiB need {need / GIB:.2f} GiB at --ckpt.max_num {ckpt.max_num}, "
-            f"{free / GIB:.2f} GiB are free: make room, lower --ckpt.max_num, or add --ckpt.no_save_hf"
+            f"--ckpt.output_dir {run}: checkpoints of {amount(needs.checkpoint)} and exports of "
+            f"{amount(needs.export)} need {amount(need)} at --ckpt.max_num {ckpt.max_num}, "
+            f"{amount(free)} are free: make room, lower --ckpt.max_num, or add --ckpt.no_save_hf"
         )
-    return f"disk: {max(need, 0) / GIB:.2f} GiB for checkpoints and exports in {run}, {free / GIB:.1f} GiB are free"
+    return f"disk: {amount(max(need, 0))} for checkpoints and exports in {run}, {amount(free)} are free"
 
 
 def check_resources(config: Common) -> list[str]:

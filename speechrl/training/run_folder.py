@@ -17,6 +17,7 @@ from typing import Any
 
 from speechrl.config import Common, changed_flags, dump
 from speechrl.faults import RunError
+from speechrl.models.resources import amount
 from speechrl.sections import Ckpt
 from speechrl.training.checksums import fault_of, seal, sync_folder
 
@@ -167,10 +168,10 @@ class RunFolder:
         rest = (
             f"--ckpt.resume continues from {steps[-1].name}, which is whole" if steps else "no checkpoint is there yet"
         )
-        free_gib = shutil.disk_usage(self.path).free / 2**30
+        free = amount(shutil.disk_usage(self.path).free)
         return RunError(
             f"--ckpt.output_dir {self.path}: the {what} could not be written "
-            f"({getattr(error, 'cause', None) or error}; {free_gib:.2f} GiB are free there). {rest}. Make room, or "
+            f"({getattr(error, 'cause', None) or error}; {free} are free there). {rest}. Make room, or "
             "lower --ckpt.max_num"
         )
 
