@@ -20,7 +20,7 @@ from speechrl.rollout.weights import Bucket
 from speechrl.sections import Vllm
 from speechrl.types import Group, Prompt, Utterance
 
-PING_S = 10.0  # an engine that is gone is known by then; one that is busy does not answer, and lives
+PING_S = 5.0  # an engine that is gone is known by then; one that is busy does not answer, and lives
 
 
 @dataclass(frozen=True)
