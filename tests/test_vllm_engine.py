@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -16,6 +18,7 @@ from speechrl.rollout.vllm import NO_TURNS, Turns, VllmEngine, waves
 from speechrl.rollout.vllm_api import engine_ids
 from speechrl.rollout.weights import pack, unpack
 from speechrl.sections import RayOptions, Vllm
+from speechrl.training.group import gather
 from speechrl.types import Prompt, Utterance
 
 from .stand_ins import Diary, Rank, Server, audio_input
@@ -152,7 +155,7 @@ def test_engines_are_started_anew_when_one_dies_in_a_sync() -> None:
 def test_restarts_are_bounded() -> None:
     handle = engine("dies", "dies", max_restarts=1)
     handle.sync()
-    with pytest.raises(RunError, match=r"(?s)vLLM engine 0 died.*no memory left.*--vllm.max_restarts 1 .*0 were"):
+    with pytest.raises(RunError, match=r"(?s)engine 0 died.*--vllm.max_restarts 1 .*0 were.*no memory left"):
         handle.generate(UTTERANCES, Sampling())
 
 
@@ -164,6 +167,34 @@ def test_an_engine_that_refuses_the_weights_is_told_with_its_own_text() -> None:
 def test_an_engine_that_hangs_stops_the_sync() -> None:
     with pytest.raises(TimeoutError, match=r"did not start update within --vllm.sync_timeout_s 2"):
         engine("hangs", timeout_s=2.0).sync()
+
+
+class Worker:
+    """A rank that waits for its peer, loses it, or dies."""
+
+    def work(self, what: str) -> str:
+        if what == "waits":
+            time.sleep(60)
+        if what == "loses its peer":
+            raise RuntimeError("connection closed by peer")
+        if what == "dies":
+            time.sleep(0.5)  # the peer's error comes first
+            os._exit(1)
+        return what
+
+
+@pytest.mark.parametrize("peer", ["waits", "loses its peer", "works"])
+def test_a_dead_rank_is_told_whatever_the_others_do(peer: str) -> None:
+    calls = [ray.remote(Worker).remote().work.remote(what) for what in (peer, "dies")]
+    with pytest.raises(RunError, match=r"a rank is gone, .*--ckpt.resume continues from the last checkpoint"):
+        gather(calls)
+
+
+def test_answers_come_in_order_and_a_rank_s_own_error_comes_through() -> None:
+    workers = [ray.remote(Worker).remote() for _ in range(2)]
+    assert gather([workers[0].work.remote("a"), workers[1].work.remote("b")]) == ["a", "b"]
+    with pytest.raises(RuntimeError, match="connection closed by peer"):
+        gather([workers[0].work.remote("a"), workers[1].work.remote("loses its peer")])
 
 
 def test_placeholders_become_numbered_rows() -> None:

@@ -247,20 +247,16 @@ class VllmEngine:
         dead = self._dead()
         if not dead:
             raise rank_lost(error) if isinstance(error, RayActorError) else error
-        told = (
-            f"vLLM engine {dead[0]} died: {' '.join(str(error).split())}. Its last lines:\n"
-            f"{last_lines(self._logs[dead[0]])}\n"
-        )
-        if self._start is None or self.num_restarts + len(dead) > self.options.max_restarts:
+        told = f"vLLM engine {dead[0]} died: {' '.join(str(error).split())}; "
+        limit, lines = self.options.max_restarts, f". Its last lines:\n{last_lines(self._logs[dead[0]])}"
+        if self._start is None or self.num_restarts + len(dead) > limit:
             raise RunError(
-                f"{told}--ckpt.resume continues from the last checkpoint; --vllm.max_restarts "
-                f"{self.options.max_restarts} says how many engines are started anew, {self.num_restarts} were"
+                f"{told}--ckpt.resume continues from the last checkpoint; --vllm.max_restarts {limit} says how many "
+                f"engines are started anew, {self.num_restarts} were{lines}"
             ) from error
         self.num_restarts += len(dead)
         print(
-            f"warning: {told}it is started anew ({self.num_restarts} of --vllm.max_restarts "
-            f"{self.options.max_restarts}) and its prompts are repeated",
-            flush=True,
+            f"warning: {told}it is started anew, {self.num_restarts} of --vllm.max_restarts {limit}{lines}", flush=True
         )
         for number in range(len(self.servers)) if everyone else dead:
             ray.kill(self.servers[number])
