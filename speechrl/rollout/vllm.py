@@ -20,7 +20,8 @@ from speechrl.rollout.weights import Bucket
 from speechrl.sections import Vllm
 from speechrl.types import Group, Prompt, Utterance
 
-PING_S = 5.0  # an engine that is gone is known by then; one that is busy does not answer, and lives
+PING_S = 30.0  # Ray may take so long to be sure of a death; who lives answers at once, unless it hangs
+HANG_S = 5.0  # after a timeout: what hangs does not answer, and lives
 
 
 @dataclass(frozen=True)
@@ -226,10 +227,10 @@ class VllmEngine:
 
     # --- engines that die -------------------------------------------------------------------------------------------
 
-    def _dead(self) -> list[int]:
-        """Numbers of the engines whose process is gone. One that is merely busy or stuck is not among them."""
+    def _dead(self, timeout_s: float) -> list[int]:
+        """Numbers of the engines whose process is gone. One that is merely stuck is not among them."""
         pings = [server.log_path.remote() for server in self.servers]
-        answered, _ = ray.wait(pings, num_returns=len(pings), timeout=PING_S)
+        answered, _ = ray.wait(pings, num_returns=len(pings), timeout=timeout_s)
         dead = []
         for number, ping in enumerate(pings):
             try:
@@ -244,7 +245,7 @@ class VllmEngine:
 
         Raises RunError when that may not be, or a rank is gone, and `error` itself when nothing is dead.
         """
-        dead = self._dead()
+        dead = self._dead(HANG_S if isinstance(error, TimeoutError) else PING_S)
         if not dead:
             raise rank_lost(error) if isinstance(error, RayActorError) else error
         told = f"vLLM engine {dead[0]} died: {' '.join(str(error).split())}; "
