@@ -9,6 +9,7 @@ from collections.abc import Callable
 from speechrl import config as options
 from speechrl import settings
 from speechrl.config import parse
+from speechrl.faults import RunError
 from speechrl.manifest_options import MANIFEST_CONFIGS, RankConfig
 from speechrl.manifest_options import check as check_manifest_options
 
@@ -81,6 +82,13 @@ def _rank(argv: list[str]) -> None:
     print(f"done: {rank(config)}")
 
 
+def _replay(argv: list[str]) -> None:
+    config = parse(options.ReplayConfig, argv, "speechrl replay")
+    from speechrl.replay import print_replay, replay
+
+    print_replay(replay(config))
+
+
 def _export(argv: list[str]) -> None:
     config = parse(options.ExportConfig, argv, "speechrl export")
     from speechrl.commands import export
@@ -119,6 +127,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "score": (_score, "score hypotheses with a reward, to try it before training"),
     "manifest": (_manifest, "statistics, filters, splits and mixtures of manifests"),
     "rank": (_rank, "write into a manifest how hard each utterance is, from sampled transcripts"),
+    "replay": (_replay, "put stored rollouts through reward, advantages and loss again"),
     "export": (_export, "turn a training checkpoint into a Hugging Face folder"),
     "transcribe": (_transcribe, "transcribe sound files with a model folder"),
     "serve-reward": (_serve_reward, "serve a reward file over HTTP"),
@@ -143,7 +152,7 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(2)
     try:
         COMMANDS[argv[0]][0](argv[1:])
-    except (ValueError, TimeoutError, FloatingPointError) as error:
+    except (ValueError, TimeoutError, FloatingPointError, RunError) as error:
         # what a user can mend needs no traceback; SPEECHRL_TRACEBACK=1 shows it all the same
         if os.environ.get("SPEECHRL_TRACEBACK"):
             raise

@@ -12,8 +12,9 @@ from speechrl.launch import cluster, start_policy
 from speechrl.models.tiny import build_qwen3_asr
 from speechrl.rollout.engine import Sampling
 from speechrl.sections import Runtime, Selection
+from speechrl.training.checksums import fault_of
 from speechrl.training.inference import InferenceRank
-from speechrl.training.run_folder import newest_step
+from speechrl.training.run_folder import newest_whole
 from speechrl.types import AudioRef, Utterance
 
 
@@ -33,10 +34,12 @@ def export(config: options.ExportConfig) -> Path:
     """Turn a checkpoint into a Hugging Face folder, on as many ranks as wrote it."""
     folder = Path(config.checkpoint)
     if not (folder / "state.json").exists():
-        folder = newest_step(folder / "checkpoints") or folder
+        folder = newest_whole(folder / "checkpoints") or folder
     run = folder.parent.parent
     if not (folder / "state.json").exists() or not (run / "config.yaml").exists():
         raise ValueError(f"--checkpoint {config.checkpoint}: no checkpoint there (expected RUN/checkpoints/step_N)")
+    if fault := fault_of(folder):
+        raise ValueError(f"--checkpoint {folder} is damaged: {fault}")
     saved = options.load_saved(str(run / "config.yaml"))
     # nothing is encoded or trained here, and the machine may be another
     plain = {"data": {"feature_cache": ""}, "actor": {"use_liger_kernel": False}, "train": {"packed_attention": "auto"}}

@@ -7,6 +7,7 @@ or a GPU is touched. Names follow OpenRLHF where it has the same thing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import tyro
@@ -19,6 +20,7 @@ from speechrl.sections import (
     Ckpt,
     Data,
     Ds,
+    Estimator,
     Eval,
     Evaluation,
     Precision,
@@ -119,6 +121,21 @@ class ScoreConfig(Section):
     algo: ScoreAlgo = ScoreAlgo()
 
 
+class ReplayConfig(Section):
+    """Put the stored rollouts of a run through its reward, advantages and loss again, without its model."""
+
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    """Folder of a run of speechrl train --tracking.save_rollouts."""
+    steps: tuple[int, ...] = ()
+    """Only these steps."""
+    reward: Reward = Reward()
+    """In place of the run's own, if --reward.remote_url is given."""
+    estimator: Estimator | Literal[""] = ""
+    """--algo.advantage.estimator in place of the run's own."""
+    out: str = ""
+    """JSONL to write, a line for each step; none if empty."""
+
+
 class ExportConfig(Section):
     """Turn a training checkpoint into a Hugging Face folder."""
 
@@ -164,6 +181,8 @@ class ServeRewardConfig(Section):
     """Longest request body in megabytes (1e6 bytes); longer ones get 413."""
     token_env: str = ""
     """Environment variable with a bearer token that requests must bring; none is asked for if empty."""
+    audio_root: str = ""
+    """Folder that the `audio_paths` of requests must lie in, or they get 422; any path is let through if empty."""
 
 
 class SynthConfig(Section):
@@ -194,6 +213,11 @@ def load_saved(path: str) -> TrainConfig | SftConfig:
     return load(TrainConfig, path)
 
 
+def changed_flags(path: Path, config: Section) -> list[str]:
+    """ "--train.max_steps was 3, is 6" for every option that differs from the config saved at `path`."""
+    return settings.differences(read_yaml(str(path), str(path)), config.model_dump(mode="json"))
+
+
 def check(config: Section) -> None:
     """Raise ValueError for options that contradict each other."""
     if isinstance(config, Common):
@@ -206,7 +230,7 @@ def check(config: Section) -> None:
         cross_checks.check_sft(config)
     if isinstance(config, ScoreConfig) and not config.reward.remote_url:
         raise ValueError(cross_checks.NO_REWARD)
-    if isinstance(config, TrainConfig | EvalConfig | ScoreConfig):
+    if isinstance(config, TrainConfig | EvalConfig | ScoreConfig | ReplayConfig):
         cross_checks.reward_parts(config.reward)
     if isinstance(config, EvalConfig):
         cross_checks.check_eval(config)

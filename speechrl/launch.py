@@ -6,10 +6,12 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from speechrl.config import Common, EvalConfig, TrainConfig
+from speechrl.faults import RunError
 from speechrl.ports import free_address
 from speechrl.rollout.engine import EngineSpec, RolloutEngine
 from speechrl.rollout.vllm import NO_TURNS, Turns, VllmEngine, VllmServer
@@ -129,24 +131,25 @@ def start_engine(config: TrainConfig, policy: PolicyGroup) -> RolloutEngine:
     gpus = ENGINE_GPU_SHARE if shared else options.tensor_parallel_size * on_gpu
     if turns.policy:
         policy.call("offload")  # vLLM measures what is free
-    servers = _vllm_servers(spec, options, config.train.seed, gpus, policy.placement if shared else None)
+    make = partial(_vllm_server, spec, options, config.train.seed, gpus, policy.placement if shared else None)
+    servers = RankGroup([make(number) for number in range(options.num_engines)])
     _ready(servers, config.ray.startup_timeout_s)
-    engine = VllmEngine(servers.ranks, policy, options, transfer, turns)
+
+    def start_again(number: int) -> Any:
+        return _ready(RankGroup([make(number)]), config.ray.startup_timeout_s).ranks[0]
+
+    engine = VllmEngine(servers.ranks, policy, options, transfer, turns, start_again)
     engine.release()
     return engine
 
 
-def _vllm_servers(spec: EngineSpec, options: Vllm, seed: int, gpus: float, placement: Any | None) -> RankGroup:
-    """Actors of --vllm.num_engines engines. placement: engine i lives in bundle i of it; None: anywhere."""
+def _vllm_server(spec: EngineSpec, options: Vllm, seed: int, gpus: float, placement: Any | None, number: int) -> Any:
+    """The actor of one engine. placement: engine i lives in bundle i of it; None: anywhere."""
     import ray
 
-    remote = ray.remote(_telling(VllmServer))
-    servers = []
-    for index in range(options.num_engines):
-        # a bundle's CPUs go to the policy and the reference
-        place = {"num_cpus": 1} if placement is None else {"num_cpus": 0, **_bundle(placement, index)}
-        servers.append(remote.options(num_gpus=gpus, **place).remote(spec, options, seed))
-    return RankGroup(servers)
+    # a bundle's CPUs go to the policy and the reference
+    place = {"num_cpus": 1} if placement is None else {"num_cpus": 0, **_bundle(placement, number)}
+    return ray.remote(_telling(VllmServer)).options(num_gpus=gpus, **place).remote(spec, options, seed)
 
 
 def _check_gpus(config: TrainConfig) -> None:
@@ -193,7 +196,12 @@ def evaluation_engine(config: EvalConfig, model: str) -> Iterator[RolloutEngine]
             return
         spec = ray.get(ranks.ranks[0].engine_spec.remote(config.vllm, False))
         placement = ranks.placement if on_gpu else None
-        servers = _vllm_servers(spec, config.vllm, config.seed, ENGINE_GPU_SHARE * on_gpu, placement)
+        servers = RankGroup(
+            [
+                _vllm_server(spec, config.vllm, config.seed, ENGINE_GPU_SHARE * on_gpu, placement, number)
+                for number in range(config.vllm.num_engines)
+            ]
+        )
         groups.append(servers)
         _ready(servers, config.ray.startup_timeout_s)
         yield VllmEngine(servers.ranks, ranks, config.vllm, "host")
@@ -315,4 +323,6 @@ def _ready(group: G, timeout_s: float) -> G:
         ray.get(calls, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
         raise TimeoutError(f"ranks did not start within --ray.startup_timeout_s {timeout_s:.0f}") from None
+    except ray.exceptions.RayActorError as error:
+        raise RunError(f"a rank died while it loaded its model; out of memory? Ray says: {error}") from error
     return group

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from speechrl import stages
@@ -15,8 +16,11 @@ from speechrl.data.mix import MixedLoader, read_sources
 from speechrl.evaluate import evaluate_sets
 from speechrl.evaluation.groups import read_sets
 from speechrl.launch import cluster, num_engines, start_engine, start_policy, start_reference
+from speechrl.models.resources import check_resources
 from speechrl.preflight import preflight, try_reward
 from speechrl.reward.client import RewardClient
+from speechrl.rollout_log import RolloutLog
+from speechrl.saving import Saver
 from speechrl.tracking import Tracker
 from speechrl.training.group import feature_cache_metrics
 from speechrl.training.run_folder import RunFolder
@@ -48,7 +52,7 @@ def prepare(config: TrainConfig) -> Inputs:
     run = RunFolder(config)
     reward = RewardClient.from_options(config.reward)
     reward.probe()
-    print(try_reward(reward, builder, sources[0][0], config), flush=True)
+    print(*check_resources(config), try_reward(reward, builder, sources[0][0], config), sep="\n", flush=True)
     if config.rollout.top_p < 1 or config.rollout.top_k:
         print("warning: --rollout.top_p and top_k truncate: recorded log-probs are not the policy's own", flush=True)
     return Inputs(loader, sets, reward, run, total_steps)
@@ -58,20 +62,24 @@ def train(config: TrainConfig) -> Path:
     """Reinforcement learning. Returns the folder of the last export (or of the run, with --ckpt.no_save_hf)."""
     inputs = prepare(config)
     loader, sets, run, total_steps = inputs.loader, inputs.sets, inputs.run, inputs.total_steps
-    with closing(inputs.reward) as reward, cluster(config.ray, config.actor.num_ranks, num_engines(config)):
+    resources = (config.ray, config.actor.num_ranks, num_engines(config))
+    with closing(inputs.reward) as reward, cluster(*resources), ExitStack() as stack:
         policy = start_policy(config)
         reference = start_reference(config, policy)
         engine = start_engine(config, policy)
+        facts = stages.announce(policy.describe()[0], config.train)
+        saver = Saver(config, run, policy, loader, facts["model_digest"])
         run.claim()
         tracker = Tracker.from_options(config.tracking, run.path, config.model_dump(mode="json"), total_steps)
-        facts = stages.announce(policy.describe()[0], config.train)
-        saver = stages.Saver(config, run, policy, loader)
         first_step = saver.resume(tracker)
-        for step in stages.profiled(range(first_step, total_steps), config.tracking.profile_steps, policy, run.path):
+        log = RolloutLog(config.tracking, run.path, first_step)
+        steps = stages.profiled(range(first_step, total_steps), config.tracking.profile_steps, policy, run.path)
+        stack.enter_context(saver.rescuing())
+        for step in steps:
             clock = Clock()
             metrics = engine.sync()
             with clock("time/rollout_s"):
-                groups, scores, collected = stages.collect(config, step, loader, engine, reward)
+                groups, scores, collected = stages.collect(config, step, loader, engine, reward, log)
             metrics |= engine.timings() | engine.release()
             with clock("time/reference_s"):
                 ref_logprobs = stages.reference_logprobs(config, groups, reference, policy)
@@ -82,7 +90,8 @@ def train(config: TrainConfig) -> Path:
                 config.actor.min_lr_ratio, config.actor.lr_scheduler,
             )  # fmt: skip
             with clock("time/update_s"):
-                metrics |= collected | advantage_metrics | stages.update(config, train_groups, policy, rate)
+                updated = saver.attempt(step + 1, partial(stages.update, config, train_groups, policy, rate))
+            metrics |= collected | advantage_metrics | updated
             policy.forget()
             if reference is not None:
                 reference.forget()
@@ -92,16 +101,17 @@ def train(config: TrainConfig) -> Path:
             metrics |= feature_cache_metrics(config.data, policy, reference)
             if last:
                 stages.check_encoder(facts, policy.describe())
-            with clock("time/save_s"):
-                saver.after_step(step + 1, metrics, last)
-            metrics |= clock.metrics(metrics)
+            metrics |= saver.watch.look(step + 1, metrics) | saver.timings() | clock.metrics(metrics)
             metrics["rollout/tokens_per_s"] = metrics["rollout/tokens"] / metrics["time/rollout_s"]
+            # all is told before the checkpoint: what comes after a checkpoint is forgotten by a resumed run
             tracker.log(step + 1, metrics)
             tracker.progress_line(step + 1, metrics)
             if config.tracking.sample_steps and (step % config.tracking.sample_steps == 0 or last):
                 stages.show_samples(config, step + 1, tracker, groups, scores, train_groups)
+            log.write(step + 1, train_groups, ref_logprobs)
+            saver.after_step(step + 1, metrics, last)
     tracker.close()
-    return saver.last_export or run.path
+    return saver.result
 
 
 class Clock:

@@ -4,7 +4,11 @@ of every train and sft.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
+from typing import Any
+
+import torch
 
 from speechrl.algorithms.advantages import GroupRewards
 from speechrl.config import CheckConfig, Common, SftConfig, TrainConfig
@@ -15,11 +19,13 @@ from speechrl.models.family import Family, language_name
 from speechrl.models.feature_cache import check_feature_cache
 from speechrl.models.load import LoadedModel, load_processor, read_family
 from speechrl.models.prompts import PromptBuilder
+from speechrl.models.resources import check_resources
 from speechrl.reward.client import RewardClient
 from speechrl.rollout.vllm_api import require_vllm
 from speechrl.sections import Data
 from speechrl.training.inference import pick_device
 from speechrl.training.run_folder import RunFolder
+from speechrl.training.weight_sync import engine_config
 from speechrl.types import Group, Rollout, Utterance
 
 DECODED_SAMPLE = 100  # utterances decoded by `speechrl check` unless --whole
@@ -38,6 +44,9 @@ def preflight(config: Common, sets: dict[str, Sequence[Utterance]]) -> PromptBui
     family = builder.family
     if isinstance(config, TrainConfig) and config.algo.kl.init_coef and config.ref.model_name_or_path:
         _check_reference(builder, _read_builder(config, config.ref.model_name_or_path))
+    if isinstance(config, TrainConfig) and config.rollout.engine == "vllm":
+        # raises where vLLM has no model for this family's language model
+        engine_config(read_family(config.actor.model_name_or_path, config.actor.trust_remote_code)[0], family)
     check_feature_cache(config.data, family, here=not config.ray.address)
     marks = tuple(set(builder.tokenizer.all_special_tokens) | set(family.output_tokens))
     flag = _language_flag(config, family)
@@ -52,12 +61,35 @@ def preflight(config: Common, sets: dict[str, Sequence[Utterance]]) -> PromptBui
                 family.messages(utterance, config.data.instruction, language_name(utterance.language))
     for utterances in sets.values():
         builder.prepare(utterances[0])
+    _check_written(builder, config, next(iter(sets.values()))[0])
     return builder
+
+
+def _check_written(builder: PromptBuilder, config: Common, utterance: Utterance) -> None:
+    """An export holds the processor: written and read again it must make the same prompt and the same features."""
+    with tempfile.TemporaryDirectory() as folder:
+        builder.processor.save_pretrained(folder)
+        again = _builder_of(
+            load_processor(folder, builder.family, config.actor.trust_remote_code), builder.family, config
+        )
+    one, two = builder.prepare(utterance), again.prepare(utterance)
+    same = one.prompt.token_ids == two.prompt.token_ids
+    if one.features is not None and two.features is not None:
+        same &= torch.equal(one.features.mel_MF, two.features.mel_MF)
+    if not same:
+        raise ValueError(
+            f"model {config.actor.model_name_or_path}: its processor, written and read again, makes another prompt of "
+            f"{utterance.id}, so an export would not be what was trained"
+        )
 
 
 def _read_builder(config: Common, path: str) -> PromptBuilder:
     _, family = read_family(path, config.actor.trust_remote_code)
     processor = load_processor(path, family, config.actor.trust_remote_code)
+    return _builder_of(processor, family, config, path)
+
+
+def _builder_of(processor: Any, family: Family, config: Common, path: str = "") -> PromptBuilder:
     loaded = LoadedModel(model=None, processor=processor, family=family, path=path)
     return PromptBuilder(loaded, config.data.instruction, config.data.force_language)
 
@@ -143,7 +175,7 @@ def check(config: CheckConfig) -> list[str]:
         lines.append(try_reward(client, builder, first, config))
     finally:
         client.close()
-    lines.append(f"output: {config.ckpt.output_dir} can be written")
+    lines += check_resources(config)
     return lines
 
 

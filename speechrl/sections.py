@@ -200,6 +200,8 @@ class Vllm(Section):
     """With --train.colocate_all: give memory back while the policy trains. Off saves its wake-up, if there is room."""
     enable_prefix_caching: bool = True
     """Compute the prompt once for the samples of a group."""
+    max_restarts: int = Field(default=2, ge=0)
+    """Engines that died and are started anew, over the whole run, before it stops."""
     sync_timeout_s: float = Field(default=300.0, gt=0)
     """A transfer of the weights that takes longer stops the run."""
     sync_bucket_mb: int = Field(default=256, ge=1)
@@ -307,6 +309,8 @@ class Train(Section):
     """Stop after this many rollout batches (sft: optimiser steps); 0 follows --train.num_episodes."""
     max_seconds: float = Field(default=0.0, ge=0)
     """sft: stop after this time, the rate schedule following the clock; 0 is off."""
+    max_skipped_steps: int = Field(default=0, ge=0)
+    """Optimiser steps that may be refused over the whole run, their loss or gradient not finite, before it stops."""
     seed: int = Field(default=0, ge=0)
     """Of data order, sampling and dropout."""
     colocate_all: bool = False
@@ -406,7 +410,9 @@ class Ckpt(Section):
     save_hf: bool = True
     """Export a Hugging Face folder with each checkpoint and at the end."""
     max_num: int = Field(default=2, ge=1)
-    """Checkpoints kept."""
+    """Newest checkpoints, and newest exports, kept."""
+    max_best_num: int = Field(default=1, ge=1)
+    """Exports kept beside them: those with the best values of --eval.best_metric."""
     resume: bool = False
     """Continue from the newest checkpoint in --ckpt.output_dir."""
     overwrite: bool = False
@@ -424,6 +430,10 @@ class Tracking(Section):
     """Show a table of sample groups every N steps; 0 is off."""
     sample_groups: int = Field(default=2, ge=1)
     """Groups in that table."""
+    save_rollouts: bool = False
+    """Keep every rollout, with reward, advantage and log-probs, in the run's rollouts/; see speechrl replay."""
+    save_rollouts_gb: float = Field(default=10.0, gt=0)
+    """GiB that they may take; the oldest steps go first."""
     profile_steps: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Write a torch profiler trace of these steps on rank 0: profile/step_N.json in the run's folder."""
 

@@ -69,6 +69,18 @@ def dump(config: Section, path: str | Path) -> None:
     Path(path).write_text(text, encoding="utf-8")
 
 
+def differences(before: dict[str, Any], after: dict[str, Any], prefix: str = "--") -> list[str]:
+    """What differs between two dumps of a config, as "--flag was 1, is 2"; an option that one lacks is None there."""
+    found = []
+    for key in sorted(before.keys() | after.keys()):
+        one, two = before.get(key), after.get(key)
+        if isinstance(one, dict) and isinstance(two, dict):
+            found += differences(one, two, f"{prefix}{key}.")
+        elif one != two:
+            found.append(f"{prefix}{key} was {one}, is {two}")
+    return found
+
+
 def read_yaml(path: str, origin: str) -> dict[str, Any]:
     """The mapping in a YAML file. Raises ValueError, starting with `origin`."""
     try:
@@ -177,7 +189,9 @@ def _over(defaults: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
     """`loaded` over `defaults`, section by section: a config may give a section other defaults than its class has."""
     merged = dict(defaults)
     for key, value in loaded.items():
-        merged[key] = _over(merged.get(key, {}), value) if isinstance(value, dict) else value
+        own = merged.get(key, {})
+        # a mapping in the place of a value is told by pydantic, with its flag
+        merged[key] = _over(own, value) if isinstance(value, dict) and isinstance(own, dict) else value
     return merged
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 from speechrl import stages
@@ -12,7 +13,9 @@ from speechrl.data.mix import MixedLoader, ctc_units, read_sources
 from speechrl.evaluate import evaluate_sets
 from speechrl.evaluation.groups import read_sets
 from speechrl.launch import cluster, start_policy
+from speechrl.models.resources import check_resources
 from speechrl.preflight import preflight
+from speechrl.saving import Saver
 from speechrl.tracking import Tracker
 from speechrl.training.group import feature_cache_metrics
 from speechrl.training.run_folder import RunFolder
@@ -30,12 +33,13 @@ def sft(config: SftConfig) -> Path:
     preflight(config, {**dict(zip(config.data.prompt_dataset, sources, strict=True)), **sets})
     total_steps = config.train.max_steps or config.train.num_episodes * loader.num_batches_per_epoch
     run = RunFolder(config)
+    print(*check_resources(config), sep="\n", flush=True)
     with cluster(config.ray, config.actor.num_ranks):
         policy = start_policy(config, ctc_units(sources) if config.sft.ctc_weight else None)
+        facts = stages.announce(policy.describe()[0])
+        saver = Saver(config, run, policy, loader, facts["model_digest"])
         run.claim()
         tracker = Tracker.from_options(config.tracking, run.path, config.model_dump(mode="json"), total_steps)
-        facts = stages.announce(policy.describe()[0])
-        saver = stages.Saver(config, run, policy, loader)
         step = saver.resume(tracker)
         last = not config.train.max_seconds and step >= total_steps
         started = time.monotonic()
@@ -49,14 +53,15 @@ def sft(config: SftConfig) -> Path:
             utterances = loader.next_batch()
             if config.data.prefetch:
                 policy.look_ahead(loader.upcoming())
-            metrics = policy.sft_update(utterances, *rates, step < config.sft.ctc_warmup_steps)
+            ctc_only = step < config.sft.ctc_warmup_steps
+            metrics = saver.attempt(step + 1, partial(policy.sft_update, utterances, *rates, ctc_only))
             metrics |= stages.augmentation_metrics(config.data, utterances)
             policy.forget()
             step += 1
             done, total = _progress(config, step, total_steps, started)
             last = done >= total
             step_s = time.monotonic() - step_started
-            metrics |= {"time/step_s": step_s, "train/tokens_per_s": metrics["train/tokens"] / step_s}
+            metrics |= {"time/step_s": step_s, "train/tokens_per_s": metrics.get("train/tokens", 0.0) / step_s}
             if sets and config.eval.steps and (last or step % config.eval.steps == 0):
                 metrics |= evaluate_sets(policy, sets, config.eval, seed=config.train.seed)
             metrics |= feature_cache_metrics(config.data, policy)
@@ -65,12 +70,13 @@ def sft(config: SftConfig) -> Path:
                 last = True
             if last:
                 stages.check_encoder(facts, policy.describe())
-            saver.after_step(step, metrics, last)
+            metrics |= saver.watch.look(step, metrics) | saver.timings()
             tracker.log(step, metrics)
             if last or step % max(1, config.tracking.sample_steps) == 0:
                 tracker.progress_line(step, metrics)
+            saver.after_step(step, metrics, last)
     tracker.close()
-    return saver.last_export or run.path
+    return saver.result
 
 
 def rates_of(config: SftConfig, step: int, done: float, total: float) -> tuple[float, float]:

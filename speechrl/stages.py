@@ -5,11 +5,10 @@ Shapes: P prompts, G samples of one prompt.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,17 +16,17 @@ import torch
 from speechrl.algorithms.advantages import ADVANTAGES, GroupRewards, as_rows, has_spread
 from speechrl.algorithms.filters import DROPPED, Verdict, judge
 from speechrl.algorithms.kl import KL_ESTIMATORS
-from speechrl.config import Common, TrainConfig
+from speechrl.config import TrainConfig
 from speechrl.data.mix import MixedLoader
 from speechrl.reward.client import RewardClient, merge_answers
 from speechrl.reward.metrics import char_counts, corpus_rate
 from speechrl.reward.plugin import RewardAnswer, answer_to_scores
 from speechrl.reward.summary import summarise
 from speechrl.rollout.engine import Placed, RolloutEngine, Sampling, in_order
+from speechrl.rollout_log import RolloutLog
 from speechrl.sections import Data, Train
 from speechrl.tracking import Tracker
 from speechrl.training.group import PolicyGroup, RankGroup
-from speechrl.training.run_folder import RunFolder
 from speechrl.types import Group, Scores, TrainGroup, Utterance
 
 Metrics = dict[str, float]
@@ -50,13 +49,18 @@ def sampling(config: TrainConfig, step: int) -> Sampling:
 
 
 def collect(
-    config: TrainConfig, step: int, loader: MixedLoader, engine: RolloutEngine, reward: RewardClient
+    config: TrainConfig,
+    step: int,
+    loader: MixedLoader,
+    engine: RolloutEngine,
+    reward: RewardClient,
+    log: RolloutLog | None = None,
 ) -> tuple[list[Group], list[Scores], Metrics]:
     """Sample and score one rollout batch; with --data.prefetch what the loader gives next is made ready meanwhile.
 
     With --algo.dynamic_filtering_enable, groups that `judge` drops are replaced by further prompts until the batch is
     full, the rounds are used up or a small dataset has gone round (DAPO, Yu et al. 2025); what is then missing stays
-    missing and is counted, down to no group at all.
+    missing and is counted, down to no group at all. log: holds all that was sampled.
     """
     wanted, filtering = config.rollout.batch_size, config.algo.dynamic_filtering_enable
     seen: list[tuple[Group, Scores]] = []
@@ -78,6 +82,8 @@ def collect(
             break
     kept = [pair for pair, verdict in zip(seen, verdicts, strict=True) if verdict == "kept"][:wanted]
     scores = [score for _, score in seen]
+    if log is not None:
+        log.hold([group for group, _ in seen], scores, _with_surplus(verdicts, wanted))
     metrics = rollout_metrics([group for group, _ in seen]) | reward_metrics(scores)
     metrics |= {f"reward/log/{name}": value for name, value in merge_answers(answers).extra_logs.items()}
     metrics |= filter_metrics(verdicts, wanted, len(answers))
@@ -115,6 +121,16 @@ def augmentation_metrics(data: Data, utterances: Sequence[Utterance]) -> Metrics
     if not data.augment.changes_audio:
         return {}
     return {"data/augmented_share": sum(item.augmentation is not None for item in utterances) / len(utterances)}
+
+
+def _with_surplus(verdicts: Sequence[Verdict], wanted: int) -> list[str]:
+    """The verdicts, and "surplus" for what would be kept but has no room in the batch."""
+    num_kept = 0
+    found: list[str] = []
+    for verdict in verdicts:
+        num_kept += verdict == "kept"
+        found.append("surplus" if verdict == "kept" and num_kept > wanted else verdict)
+    return found
 
 
 def spread_mask(config: TrainConfig, scores: Sequence[Scores]) -> list[bool]:
@@ -184,7 +200,7 @@ def _sequence_kl(group: Group, ref: list[list[float]], estimator: str) -> list[f
 
 
 def update(config: TrainConfig, train_groups: Sequence[TrainGroup], policy: PolicyGroup, rate: float) -> Metrics:
-    """Optimiser steps on one rollout batch; none when no group carries a gradient."""
+    """Optimiser steps on one rollout batch; none when no group carries a gradient. Raises StepRefused, RunError."""
     if not train_groups:
         return {"train/skipped": 1.0}
     size = (config.train.batch_size or config.rollout.batch_size * config.rollout.n_samples_per_prompt) // (
@@ -259,61 +275,3 @@ def check_encoder(before: dict, after: Sequence[dict]) -> None:
     for rank, facts in enumerate(after):
         if facts["encoder_digest"] != before["encoder_digest"]:
             raise RuntimeError(f"the frozen encoder of rank {rank} changed during training")
-
-
-class Saver:
-    """Checkpoints and exports of a run, and the best value of --eval.best_metric."""
-
-    def __init__(self, config: Common, run: RunFolder, policy: PolicyGroup, loader: Any):
-        self.config, self.run, self.policy, self.loader = config, run, policy, loader
-        self.best: float | None = None
-        self.num_stale = 0  # evaluations since the best one
-        self.last_export: Path | None = None
-
-    def resume(self, tracker: Tracker) -> int:
-        """Load the newest checkpoint if --ckpt.resume asks for it; return the step to do next (0 for a fresh run)."""
-        if not self.config.ckpt.resume:
-            return 0
-        newest = self.run.newest_checkpoint()
-        if newest is None:
-            print(f"--ckpt.resume: no checkpoint in {self.run.path} yet, starting from the beginning", flush=True)
-            self.run.forget_exports_after(0)
-            tracker.rewind(1)
-            return 0
-        folder, state = newest
-        self.policy.load_checkpoint(str(folder.resolve()))
-        self.loader.load_state_dict(state["loader"])
-        self.run.forget_exports_after(state["step"])
-        self.best, self.num_stale = state["best"], state["num_stale"]
-        tracker.rewind(state["step"] + 1)
-        print(f"resumed from {folder}", flush=True)
-        return state["step"]
-
-    def improves(self, metrics: Mapping[str, float]) -> bool:
-        """Whether --eval.best_metric was evaluated and is better than ever."""
-        name, sign = self.config.eval.best_metric, 1 if self.config.eval.best_direction == "min" else -1
-        return name in metrics and (self.best is None or sign * metrics[name] < sign * self.best)
-
-    def runs_stale(self, metrics: Mapping[str, float], patience: int) -> bool:
-        """Whether these are the metrics of the `patience`-th evaluation in a row without an improvement; 0: never."""
-        evaluated = self.config.eval.best_metric in metrics
-        return evaluated and not self.improves(metrics) and self.num_stale + 1 == patience
-
-    def after_step(self, step: int, metrics: Mapping[str, float], last: bool) -> None:
-        """Save what is due after `step` optimiser batches."""
-        ckpt, best_metric = self.config.ckpt, self.config.eval.best_metric
-        due = bool(ckpt.save_steps) and step % ckpt.save_steps == 0
-        evaluated = [name for name in metrics if name.startswith("eval/")]
-        if best_metric and evaluated and best_metric not in metrics:
-            raise ValueError(f"--eval.best_metric {best_metric}: there are {', '.join(evaluated)}")
-        if self.improves(metrics):
-            self.best, self.num_stale = metrics[best_metric], 0
-            self.last_export = self.run.export(step, self.policy.export, "best")
-        elif best_metric in metrics:
-            self.num_stale += 1
-        if ckpt.save_hf and (due or last):
-            exported = self.run.export(step, self.policy.export, "last")
-            self.last_export = self.last_export if best_metric and self.best is not None else exported
-        if due or (last and ckpt.save_steps):
-            state = {"step": step, "loader": self.loader.state_dict(), "best": self.best, "num_stale": self.num_stale}
-            self.run.save_checkpoint(step, state, self.policy.save_checkpoint)

@@ -88,6 +88,9 @@ class Server:
         encode_s = tuple(share.encode_s for share in shares)
         for place in reversed(range(len(answer))):  # the last prompt is done first
             yield Sampled([place], [answer[place]], version, encode_s, 2.0 - self.number)
+            if self.fault == "dies half-way":
+                time.sleep(2)  # the piece is on its way
+                os._exit(1)
 
     def log_path(self):
         return os.path.realpath("/proc/self/fd/2")
@@ -100,6 +103,8 @@ class Server:
         self.note("start")
 
     def load_bucket(self, bucket):
+        if self.fault == "dies in a sync":
+            os._exit(1)
         self.note(f"load {bucket}")
 
     def finish_update(self, version):

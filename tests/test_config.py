@@ -30,6 +30,7 @@ CONFIGS: dict[str, type[Section]] = {
     "sft": options.SftConfig,
     "check": options.CheckConfig,
     "eval": options.EvalConfig,
+    "replay": options.ReplayConfig,
     "score": options.ScoreConfig,
     "rank": RankConfig,
     **{f"manifest {tool}": cls for tool, cls in MANIFEST_CONFIGS.items()},
@@ -415,13 +416,19 @@ def test_help_lists_and_explains_every_option(command: str, capsys: pytest.Captu
     listed = list(flags(CONFIGS[command]))
     assert [name for name, text in listed if not text] == []
     for name, text in listed:
-        positional = {("serve-reward", "file"): "FILE", ("compare", "a"): "A", ("compare", "b"): "B"}.get(
-            (command, name)
-        )
+        positional = POSITIONALS.get((command, name))
         # the help stands behind its own flag, before the next one
         place = positional or rf"--{re.escape(name)}(?:, --[\w.]+)?(?:(?! --).)*?"
         assert text is not None
         assert re.search(rf"{place} {re.escape(' '.join(text.split()))}", shown, re.IGNORECASE), name
+
+
+POSITIONALS = {
+    ("serve-reward", "file"): "FILE",
+    ("compare", "a"): "A",
+    ("compare", "b"): "B",
+    ("replay", "run"): "RUN",
+}
 
 
 @pytest.mark.parametrize("command", CONFIGS)

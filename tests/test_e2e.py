@@ -128,31 +128,6 @@ def test_export_command_gives_the_checkpoint(five_steps: Path, tmp_path: Path) -
     assert all(torch.equal(tensor, written[name]) for name, tensor in exported.items())
 
 
-def test_resumed_equals_uninterrupted(causal_lm: str, tmp_path: Path) -> None:
-    """Three steps, a stop, and three more give the weights of six steps in one go."""
-    manifest = tmp_path / "sort.jsonl"
-    rows = [
-        {"id": f"s{i}", "prompt": f"{i} {9 - i} ->", "text": " ".join(sorted([str(i), str(9 - i)]))} for i in range(9)
-    ]
-    manifest.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
-    flags = [*train_flags(causal_lm, str(manifest), tmp_path / "whole", 6), "--ckpt.save_steps", "3"]
-    flags[flags.index("rewards/asr.py")] = "rewards/text_rule.py"
-    speechrl("train", *flags)
-    flags[flags.index(tmp_path / "whole")] = tmp_path / "parts"
-    # the schedule is constant, so a run of three steps is the first half of a run of six
-    flags[flags.index("--train.max_steps") + 1] = "3"
-    speechrl("train", *flags)
-    flags[flags.index("--train.max_steps") + 1] = "6"
-    speechrl("train", *flags, "--ckpt.resume")
-    whole, parts = (load_model(str(tmp_path / name / "hf" / "last")).model.state_dict() for name in ("whole", "parts"))
-    assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
-    # a step whose groups have no spread takes no optimiser step and has no loss
-    keys = ("step", "train/loss", "train/grad_norm", "reward/mean", "rollout/tokens")
-    logs = [metrics_of(tmp_path / name) for name in ("whole", "parts")]
-    one, two = ([[line.get(key) for key in keys] for line in log] for log in logs)
-    assert one == two
-
-
 def test_a_reward_that_raises_stops_the_run_and_names_the_sample(causal_lm: str, tmp_path: Path) -> None:
     """The other bad answers (wrong count, NaN, strings) are in test_plugin.py; this is what the user sees of any."""
     (tmp_path / "bad.py").write_text(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from speechrl.data.loader import UtteranceLoader
-from speechrl.types import Utterance
+from speechrl.types import AudioRef, Utterance
 
 
 def data(count: int, text: str = "x") -> list[Utterance]:
@@ -92,3 +93,17 @@ def test_a_batch_larger_than_the_data_names_the_flag() -> None:
         UtteranceLoader(data(5), 6, seed=0)
     with pytest.raises(ValueError, match=r"--train.seed is -1"):
         UtteranceLoader(data(5), 2, seed=-1)
+
+
+def test_all_that_a_manifest_says_counts_but_where_its_audio_lies() -> None:
+    plain = Utterance("u", "text", AudioRef("here/a.wav"), None, "en", ("text",), 1.0, {"snr": 1})
+
+    def print_of(**changes) -> str:
+        return UtteranceLoader([replace(plain, **changes)], 1, 0).fingerprint
+
+    assert print_of(audio=AudioRef("there/a.wav"), duration_s=None, where="m:2") == print_of()
+    changed = [
+        {"id": "v"}, {"text": "t"}, {"audio": AudioRef("here/b.wav")}, {"audio": AudioRef("here/a.wav", 1)},
+        {"prompt": "p"}, {"language": None}, {"keywords": ()}, {"metadata": {"snr": 2}},
+    ]  # fmt: skip
+    assert len({print_of(), *(print_of(**change) for change in changed)}) == 1 + len(changed)

@@ -23,11 +23,13 @@ TEXT_METRICS = ("metrics", "alignment", "keywords", "language", "fluency", "leng
 METRICS = tuple(f"reward.{name}" for name in (*TEXT_METRICS, "formats"))
 # A file imports from smaller numbers, and from its own package. The first pattern that fits counts.
 LAYERS: dict[int, tuple[str, ...]] = {
-    1: ("types", "settings", "sections", "cross_checks", "config", "manifest_options"),
+    1: ("types", "settings", "sections", "cross_checks", "config", "manifest_options", "faults"),
     2: (
         "data.*",
         "algorithms.*",
         "tracking",
+        "rollout_log",
+        "watch",
         "statistics",
         *METRICS,
         "reward.compose",
@@ -39,8 +41,8 @@ LAYERS: dict[int, tuple[str, ...]] = {
     ),
     3: ("models.*", "training.batch", "reward.perplexity", "evaluation.*"),
     4: ("rollout.*", "training.*", "reward.client", "reward.transport", "reward.server", "reward.workers", "ports"),
-    5: ("launch", "evaluate", "preflight", "score", "stages", "manifest_commands"),
-    6: ("loop", "sft", "commands", "rank"),
+    5: ("launch", "evaluate", "preflight", "score", "stages", "saving", "manifest_commands"),
+    6: ("loop", "sft", "commands", "rank", "replay"),
     7: ("cli",),
 }
 # The only imports inside a layer that cross packages, each in one direction and with its reason.

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from speechrl import preflight
 from speechrl.config import CheckConfig
 from speechrl.data.audio import write_wav
+from speechrl.models import resources
+from speechrl.models.load import load_processor
 from speechrl.models.tiny import build_qwen3_asr
 from speechrl.preflight import check
 from speechrl.sections import Actor, Advantage, Algo, Ckpt, Data, Kl, RayOptions, Ref, Reward, Rollout
@@ -144,3 +149,34 @@ def test_a_reward_that_does_not_work_is_told(name: str, qwen3_asr: str, noise_ma
     source, expected = BAD_REWARDS[name]
     with pytest.raises(ValueError, match=expected):
         check(config(qwen3_asr, noise_manifest, tmp_path, reward=source))
+
+
+def test_memory_and_disk_are_told_last(qwen3_asr: str, noise_manifest: str, tmp_path: Path) -> None:
+    lines = check(config(qwen3_asr, noise_manifest, tmp_path))
+    assert re.match(r"memory: 0\.4\d MiB of weights, gradients and optimiser state for 1 ranks", lines[-2])
+    assert re.match(r"disk: \d\.\d\d MiB for checkpoints and exports in .*run, .* are free", lines[-1])
+
+
+def test_a_processor_that_does_not_survive_an_export_is_told(
+    qwen3_asr: str, noise_manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(path: str, *arguments) -> object:
+        processor = load_processor(path, *arguments)
+        if path != qwen3_asr:  # written and read again
+            processor.chat_template = processor.chat_template.replace("assistant", "user")
+        return processor
+
+    monkeypatch.setattr(preflight, "load_processor", other)
+    with pytest.raises(ValueError, match=r"written and read again, makes another prompt of n0"):
+        check(config(qwen3_asr, noise_manifest, tmp_path))
+
+
+def test_a_folder_that_only_looks_writable_is_told(
+    qwen3_asr: str, noise_manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**options) -> object:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(resources.tempfile, "TemporaryFile", full)
+    with pytest.raises(ValueError, match=r"--ckpt.output_dir .*run: can't write into .* \(Disk quota exceeded\)"):
+        check(config(qwen3_asr, noise_manifest, tmp_path))

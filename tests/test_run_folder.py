@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from speechrl.config import TrainConfig
-from speechrl.sections import Ckpt
-from speechrl.training.run_folder import RunFolder, newest_step
+from speechrl.faults import RunError
+from speechrl.sections import Ckpt, Train
+from speechrl.training.run_folder import RunFolder, newest_whole
 
 
 def folder(path: Path, **options) -> RunFolder:
@@ -75,26 +78,85 @@ def test_exports_of_an_older_attempt_go_when_a_run_is_resumed(tmp_path: Path) ->
     assert (tmp_path / "hf" / "step_80" / "weights").read_text() == "first attempt 80"
 
 
-def test_old_checkpoints_go_and_the_best_export_stays(tmp_path: Path) -> None:
+def test_old_checkpoints_go_and_the_best_exports_stay(tmp_path: Path) -> None:
     run = folder(tmp_path)
     run.export(1, writer("best"), "best")
     for step in (2, 10, 9):
         run.save_checkpoint(step, {"step": step}, writer("state"))
-        run.export(step, writer("last"), "last")
+        run.export(step, writer("last"), "last", keep=(2,))
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_10", "step_9"]
-    assert newest_step(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "step_10"  # by number, not by name
+    assert newest_whole(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "step_10"  # by number, not by name
     assert (tmp_path / "hf" / "best" / "weights").read_text() == "best"
     assert (tmp_path / "hf" / "last").resolve().name == "step_9"
+    assert sorted(path.name for path in (tmp_path / "hf").glob("step_*")) == ["step_1", "step_10", "step_2", "step_9"]
 
 
-def test_a_torn_checkpoint_is_no_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("writing failed")])
+def test_a_full_disk_leaves_the_older_checkpoint_and_says_so(error: Exception, tmp_path: Path) -> None:
     run = folder(tmp_path)
 
     def torn(out: str) -> None:
-        raise OSError("disk full")
+        Path(out).mkdir(exist_ok=True)
+        (Path(out) / "half").write_text("half")
+        raise error
 
     run.save_checkpoint(3, {"step": 3}, writer("state"))
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(RunError, match=r"checkpoint of step 4 could not be .* from step_3, which is whole. Make room"):
         run.save_checkpoint(4, {"step": 4}, torn)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_3"]
     newest = run.newest_checkpoint()
     assert newest is not None and newest[1] == {"step": 3}
+    with pytest.raises(RunError, match=r"export of step 4 could not be written"):
+        run.export(4, torn, "last")
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "flipped": (lambda path: flip_a_bit(path / "weights"), "the checksum of weights is not"),
+    "cut": (lambda path: (path / "weights").write_text("sta"), "weights has 3 bytes, 5 were written"),
+    "missing": (lambda path: (path / "weights").unlink(), "weights is missing"),
+    "no manifest": (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
+    "torn manifest": (
+        lambda path: (path / "manifest.json").write_text('{"files": {"we'),
+        "manifest.json can't be read",
+    ),
+    "other manifest": (lambda path: (path / "manifest.json").write_text("[]"), "manifest.json can't be read"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_checkpoint_is_told_passed_over_and_put_aside(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage, told = DAMAGE[case]
+    run = folder(tmp_path)
+    for step in (3, 4):
+        run.save_checkpoint(step, {"step": step}, writer("state"))
+    damage(tmp_path / "checkpoints" / "step_4")
+    (tmp_path / "checkpoints" / "step_5.partial-77").mkdir()  # of a run that was killed while it wrote
+    again = unclaimed(tmp_path, resume=True)
+    assert again.newest_checkpoint() == (tmp_path / "checkpoints" / "step_3", {"step": 3})
+    assert f"step_4 is damaged ({told}" in capsys.readouterr().out
+    again.claim()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_3", "step_4.damaged"]
+
+
+def test_with_every_checkpoint_damaged_nothing_starts_anew_unasked(tmp_path: Path) -> None:
+    run = folder(tmp_path)
+    run.save_checkpoint(3, {"step": 3}, writer("state"))
+    flip_a_bit(tmp_path / "checkpoints" / "step_3" / "weights")
+    with pytest.raises(ValueError, match=r"every checkpoint in .* is damaged .*--ckpt.overwrite"):
+        unclaimed(tmp_path, resume=True).newest_checkpoint()
+
+
+def test_flags_that_changed_are_told_when_a_run_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = folder(tmp_path)
+    run.save_checkpoint(1, {"step": 1}, writer("state"))
+    config = TrainConfig(ckpt=Ckpt(output_dir=str(tmp_path), max_num=2, resume=True), train=Train(max_steps=6))
+    RunFolder(config).claim()
+    assert capsys.readouterr().out == "--ckpt.resume: --train.max_steps was 0, is 6\n"

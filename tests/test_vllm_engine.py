@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -9,12 +11,14 @@ import pytest
 import ray
 import torch
 
+from speechrl.faults import RunError
 from speechrl.launch import cluster
 from speechrl.rollout.engine import EngineInput, Sampling, Share
 from speechrl.rollout.vllm import NO_TURNS, Turns, VllmEngine, waves
 from speechrl.rollout.vllm_api import engine_ids
 from speechrl.rollout.weights import pack, unpack
 from speechrl.sections import RayOptions, Vllm
+from speechrl.training.group import gather
 from speechrl.types import Prompt, Utterance
 
 from .stand_ins import Diary, Rank, Server, audio_input
@@ -26,13 +30,18 @@ def ray_cluster() -> Iterator[None]:
         yield
 
 
-def engine(*faults: str, turns: Turns = NO_TURNS, num_ranks: int = 1, timeout_s: float = 200.0) -> VllmEngine:
+def engine(
+    *faults: str, turns: Turns = NO_TURNS, num_ranks: int = 1, timeout_s: float = 200.0, max_restarts: int = 0
+) -> VllmEngine:
+    """Stand-ins. One that is started anew has the number of the one that died, plus 10, and no fault."""
     diary = Diary.remote()
     ranks = [ray.remote(Rank).remote(number, diary) for number in range(num_ranks)]
     servers = [ray.remote(Server).remote(number, diary, fault) for number, fault in enumerate(faults)]
     policy = SimpleNamespace(ranks=ranks, home={}, diary=diary)
     policy.call = lambda method: ray.get([getattr(rank, method).remote() for rank in ranks])
-    return VllmEngine(servers, policy, Vllm(sync_timeout_s=timeout_s), "host", turns)
+    options = Vllm(sync_timeout_s=timeout_s, max_restarts=max_restarts)
+    again = ray.remote(Server)
+    return VllmEngine(servers, policy, options, "host", turns, lambda number: again.remote(number + 10, diary))
 
 
 def diary(handle: VllmEngine) -> list[str]:
@@ -53,7 +62,11 @@ def test_groups_come_back_in_order_from_two_ranks_and_two_engines() -> None:
     assert [group.prompt.token_ids for group in groups] == [(index % 2,) for index in range(7)]
     assert handle.policy.home == {str(index): index % 2 for index in range(7)}
     assert {rollout.weights_version for group in groups for rollout in group.rollouts} == {7}
-    assert handle.timings() == {"time/encode_s": 3.0, "time/engine_s": 2.0}  # rank 1 made two shares
+    assert handle.timings() == {
+        "time/encode_s": 3.0,  # rank 1 made two shares
+        "time/engine_s": 2.0,
+        "rollout/engine_restarts": 0.0,
+    }
 
 
 def test_the_first_sync_sends_everything_later_ones_what_trains_and_none_without_a_step() -> None:
@@ -114,6 +127,45 @@ def test_an_engine_that(fault: str, expected: str) -> None:
         handle.generate(UTTERANCES, Sampling())
 
 
+def test_a_dead_engine_is_started_anew_and_its_prompts_alone_are_repeated() -> None:
+    handle = engine("dies", "", max_restarts=1)
+    handle.sync()
+    diary(handle)
+    groups = handle.generate(UTTERANCES, Sampling())
+    assert [group.utterance.id for group in groups] == [str(index) for index in range(7)]
+    # engine 0 died with prompts 0, 2, 4 and 6, which both engines share then; 1 kept 1, 3 and 5
+    assert [group.rollouts[0].token_ids for group in groups] == [
+        (10, 0), (1, 1), (1, 2), (1, 3), (10, 4), (1, 5), (1, 6)
+    ]  # fmt: skip
+    # a new engine has no weights: everything was sent, once
+    assert diary(handle) == ["start", "start", "load (False, 'host')", "load (False, 'host')", "finish", "finish"]
+    assert handle.timings()["rollout/engine_restarts"] == 1.0
+    assert handle.sync() == {}
+
+
+def test_what_an_engine_had_finished_before_it_died_is_not_repeated() -> None:
+    handle = engine("dies half-way", max_restarts=1)
+    handle.sync()
+    groups = handle.generate(UTTERANCES[:3], Sampling())
+    assert [group.rollouts[0].token_ids for group in groups] == [(10, 0), (10, 1), (0, 2)]  # it began with the last
+
+
+def test_engines_are_started_anew_when_one_dies_in_a_sync() -> None:
+    handle = engine("dies in a sync", "", max_restarts=1)
+    handle.sync()
+    assert handle.weights_version == 7
+    assert diary(handle)[-6:] == ["start", "start", "load (False, 'host')", "load (False, 'host')", "finish", "finish"]
+    # the other had taken a part of the weights, or none
+    assert [group.rollouts[0].token_ids[0] for group in handle.generate(UTTERANCES[:2], Sampling())] == [10, 11]
+
+
+def test_restarts_are_bounded() -> None:
+    handle = engine("dies", "dies", max_restarts=1)
+    handle.sync()
+    with pytest.raises(RunError, match=r"(?s)engine 0 died.*--vllm.max_restarts 1 .*0 were.*no memory left"):
+        handle.generate(UTTERANCES, Sampling())
+
+
 def test_an_engine_that_refuses_the_weights_is_told_with_its_own_text() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)failed to start update: .*no such weight: model.x"):
         engine("refuses").sync()
@@ -122,6 +174,34 @@ def test_an_engine_that_refuses_the_weights_is_told_with_its_own_text() -> None:
 def test_an_engine_that_hangs_stops_the_sync() -> None:
     with pytest.raises(TimeoutError, match=r"did not start update within --vllm.sync_timeout_s 2"):
         engine("hangs", timeout_s=2.0).sync()
+
+
+class Worker:
+    """A rank that waits for its peer, loses it, or dies."""
+
+    def work(self, what: str) -> str:
+        if what == "waits":
+            time.sleep(60)
+        if what == "loses its peer":
+            raise RuntimeError("connection closed by peer")
+        if what == "dies":
+            time.sleep(0.5)  # the peer's error comes first
+            os._exit(1)
+        return what
+
+
+@pytest.mark.parametrize("peer", ["waits", "loses its peer", "works"])
+def test_a_dead_rank_is_told_whatever_the_others_do(peer: str) -> None:
+    calls = [ray.remote(Worker).remote().work.remote(what) for what in (peer, "dies")]
+    with pytest.raises(RunError, match=r"a rank is gone, .*--ckpt.resume continues from the last checkpoint"):
+        gather(calls)
+
+
+def test_answers_come_in_order_and_a_rank_s_own_error_comes_through() -> None:
+    workers = [ray.remote(Worker).remote() for _ in range(2)]
+    assert gather([workers[0].work.remote("a"), workers[1].work.remote("b")]) == ["a", "b"]
+    with pytest.raises(RuntimeError, match="connection closed by peer"):
+        gather([workers[0].work.remote("a"), workers[1].work.remote("loses its peer")])
 
 
 def test_placeholders_become_numbered_rows() -> None:

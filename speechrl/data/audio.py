@@ -21,6 +21,7 @@ _SHORT_DATA = re.compile(r"^data : (\d+) \(should be (\d+)\)", re.MULTILINE)  # 
 STREAMED_BYTES = 2**31 - 2**16  # a wav written to a pipe states a size near 2^31 or 2^32: unknown
 WARM_UP_S = 1.0  # what a codec gives right behind a seek is not yet the recording
 MAX_OVERSHOOT_S = 0.5  # a segment may end so far behind its recording, and is cut there (as Kaldi's extract-segments)
+BLOCK_SAMPLES = 2**20  # a minute at 16 kHz
 LARGEST_SAMPLE = 4.0  # decoders overshoot 1 a little; beyond this the file was never scaled to [-1, 1]
 
 
@@ -46,8 +47,8 @@ def load_audio(ref: AudioRef, rate_hz: int = 16000, where: str = "") -> np.ndarr
         try:
             if start:
                 sound.seek(start - warm_up)
-            count = -1 if ref.start_s is None else warm_up + wanted
-            samples_NC = sound.read(count, dtype="float32", always_2d=True)[warm_up:]
+            count = None if ref.start_s is None else warm_up + wanted
+            samples_NC = _read_blocks(sound, count)[warm_up:]
         except soundfile.SoundFileError as error:
             raise AudioError(f"{_name(ref, where)}: can't be decoded ({error})") from error
         if sound.format != "MP3" and len(samples_NC) < wanted:  # an mp3 header only estimates
@@ -66,6 +67,18 @@ def load_audio(ref: AudioRef, rate_hz: int = 16000, where: str = "") -> np.ndarr
         if len(samples) == 0:
             raise AudioError(f"{_name(ref, where)}: shorter than one sample at {rate_hz} Hz")
     return np.clip(samples, -1.0, 1.0).astype(np.float32, copy=False)
+
+
+def _read_blocks(sound: soundfile.SoundFile, count: int | None) -> np.ndarray:
+    """float32 [N samples, C channels], at most `count`, block by block: a header may state more than memory holds."""
+    blocks, left = [], count
+    while left is None or left > 0:
+        block_NC = sound.read(BLOCK_SAMPLES if left is None else min(left, BLOCK_SAMPLES), "float32", always_2d=True)
+        if not len(block_NC):
+            break
+        blocks.append(block_NC)
+        left = None if left is None else left - len(block_NC)
+    return np.concatenate(blocks) if blocks else np.zeros((0, sound.channels), np.float32)
 
 
 def audio_digest(ref: AudioRef, where: str = "") -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -115,9 +117,21 @@ class UtteranceLoader:
 
 
 def _fingerprint(utterances: Sequence[Utterance]) -> str:
-    """Number and hash of the utterances' ids and texts, in their order. Paths don't count: a corpus may be moved."""
+    """Number and hash of all that the manifests say of the utterances, in their order. Folders don't count, for a
+    corpus may be moved, and neither do durations, which may be read from the files.
+    """
     digest = hashlib.sha256()
     for utterance in utterances:
-        for part in (utterance.id, utterance.text, utterance.prompt or ""):
+        audio = utterance.audio
+        parts = (
+            utterance.id,
+            utterance.text,
+            utterance.prompt or "",
+            utterance.language or "",
+            "\0".join(utterance.keywords),
+            json.dumps(utterance.metadata, sort_keys=True, default=str),
+            f"{PurePath(audio.path).name}[{audio.row}]" if audio else "",
+        )
+        for part in parts:
             digest.update(f"{len(part)}:{part}".encode())  # lengths keep ("ab", "c") and ("a", "bc") apart
     return f"{len(utterances)}-{digest.hexdigest()[:16]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,7 @@ def load_model(
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # told below, with the names
+            use_safetensors=True,  # other formats are pickles, which can run code
             **_source_options(path),
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
@@ -112,7 +114,12 @@ def _check_shards(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     names = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {"model.safetensors"}
     absent = sorted(name for name in names if not (folder / name).is_file())
-    if absent and not list(folder.glob("*.bin*")):
+    if absent and list(folder.glob("*.bin*")):
+        raise ValueError(
+            f"model {folder}: its weights are pickles (*.bin), which can run code; convert them to model.safetensors "
+            "with `AutoModel.from_pretrained(folder).save_pretrained(folder)` where you trust them"
+        )
+    if absent:
         raise ValueError(f"model {folder}: {', '.join(absent)} is missing; copy the whole folder")
     for shard in sorted(folder.glob("*.safetensors")):
         try:
@@ -162,6 +169,22 @@ def encoder_digest(encoder: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(as_bytes(tensor))
     return digest.hexdigest()
+
+
+def weights_digest(loaded: LoadedModel) -> str:
+    """SHA-256 over the config and all weights as they were loaded: the same folder in the same dtype gives the same."""
+    config = {key: value for key, value in loaded.model.config.to_dict().items() if not key.startswith("_")}
+    del config["transformers_version"]
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    state = sorted(loaded.model.state_dict().items())
+    with ThreadPoolExecutor(8) as threads:  # hashing leaves Python's lock
+        for (name, _), part in zip(state, threads.map(lambda item: _sha256(item[1]), state), strict=True):
+            digest.update(name.encode() + part)
+    return digest.hexdigest()
+
+
+def _sha256(tensor: Tensor) -> bytes:
+    return hashlib.sha256(as_bytes(tensor)).digest()
 
 
 def as_bytes(tensor: Tensor) -> bytes:

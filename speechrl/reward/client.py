@@ -100,6 +100,9 @@ def _names_file(name: str, places: Sequence[str]) -> bool:
         return True
     if places and all(_is_http(place) for place in places):
         return False
+    if any("@" in place.partition("://")[2].partition("/")[0] for place in places):
+        # not repeated here: it may be a password, and URLs go into logs and into the run's config
+        raise ValueError("--reward.remote_url: a URL with a user or a password; give a token with --reward.token_env")
     given = f"{name}={','.join(places)}" if name else ",".join(places)
     raise ValueError(f"--reward.remote_url is {given!r}; give one .py or .yaml file, or http(s) URLs")
 
@@ -109,7 +112,7 @@ def _is_http(text: str) -> bool:
         url = httpx.URL(text)
     except httpx.InvalidURL:
         return False
-    return url.scheme in ("http", "https") and bool(url.host)
+    return url.scheme in ("http", "https") and bool(url.host) and not url.userinfo
 
 
 def split_groups(groups: Sequence[Group], batch_size: int) -> list[list[Group]]:

@@ -9,10 +9,12 @@ import asyncio
 import hmac
 import ipaddress
 import math
+import os
+import re
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -129,6 +131,7 @@ class Desk:
         self._max_pending = workers.count + options.max_queue
         self._pending = 0  # waiting or being scored
         self._token = token
+        self._audio_root = os.path.realpath(options.audio_root) if options.audio_root else ""
         self._free = asyncio.Semaphore(workers.count)
         self._threads = ThreadPoolExecutor(workers.count, thread_name_prefix="reward-worker")
         self._meters = Meters(lambda: max(self._pending - workers.count, 0), lambda: workers.num_restarts)
@@ -168,6 +171,8 @@ class Desk:
         except ValidationError as error:
             faults = [": ".join([*map(str, fault["loc"]), fault["msg"]]) for fault in error.errors()]
             return refuse(422, "; ".join(faults))
+        if strange := outside(self._audio_root, call.audio_paths or []):
+            return refuse(422, f"audio_paths: {strange} does not lie in the reward server's --audio_root")
         if not call.query:
             return JSONResponse({"rewards": []})
         self._pending += 1
@@ -221,6 +226,23 @@ class Meters:
         return values["speechrl_reward_seconds_sum"] / count if count else 0.0
 
 
+def outside(root: str, paths: Sequence[str | None]) -> str:
+    """The first path ("file", or "folder[row]" of a dataset) that does not lie in the real folder `root`, links
+    followed; "" when all do, or there is no root.
+    """
+    for path in paths if root else ():
+        if path is not None and not _lies_in(root, re.sub(r"\[\d+\]$", "", path)):
+            return path
+    return ""
+
+
+def _lies_in(root: str, path: str) -> bool:
+    try:
+        return os.path.commonpath([root, os.path.realpath(path)]) == root
+    except ValueError:  # a null character in it
+        return False
+
+
 async def read_body(request: Request, max_bytes: int) -> bytes | None:
     """None as soon as it is longer; uvicorn then takes the rest of it and throws it away."""
     body = bytearray()
@@ -262,6 +284,8 @@ def serve(options: ServeRewardConfig) -> None:
             print(f"serving {options.file} at http://{host}:{port}/get_reward, workers: {options.workers}", flush=True)
             if not token and not ipaddress.ip_address(host).is_loopback:
                 print(f"warning: --host {options.host} without --token_env: whoever reaches the port can use it")
+            if not options.audio_root and not ipaddress.ip_address(host).is_loopback:
+                print(f"warning: --host {options.host} without --audio_root: {options.file} is given any path")
             server.run(sockets=[listener])
         finally:
             workers.close()

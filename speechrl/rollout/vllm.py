@@ -6,14 +6,16 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from torch import Tensor
 
+from speechrl.faults import RunError, rank_lost
 from speechrl.rollout import vllm_api
 from speechrl.rollout.engine import Completion, EngineInput, EngineSpec, Placed, RolloutEngine, Sampling, Share
 from speechrl.rollout.streaming import as_they_come
@@ -23,6 +25,9 @@ from speechrl.types import Prompt, Utterance
 
 PIECES = 8  # that an engine's answer comes in, so that rewards are computed while it samples on
 T = TypeVar("T")
+
+PING_S = 30.0  # Ray may take so long to be sure of a death; who lives answers at once, unless it hangs
+HANG_S = 5.0  # after a timeout: what hangs does not answer, and lives
 
 
 @dataclass(frozen=True)
@@ -152,12 +157,22 @@ class VllmEngine(RolloutEngine):
     """The engines as one RolloutEngine. Prompts are made by the policy ranks, which hold encoder and projector.
 
     Audio goes from rank to engine as Ray references, not through the driver. transfer: how weights travel, a row of
-    training/weight_sync.py. turns: who gives memory back to whom on shared GPUs.
+    training/weight_sync.py. turns: who gives memory back to whom on shared GPUs. start: makes an engine's actor anew by
+    its number; without it a dead engine stops the run.
     """
 
-    def __init__(self, servers: Sequence[Any], policy: Any, options: Vllm, transfer: str, turns: Turns = NO_TURNS):
+    def __init__(
+        self,
+        servers: Sequence[Any],
+        policy: Any,
+        options: Vllm,
+        transfer: str,
+        turns: Turns = NO_TURNS,
+        start: Callable[[int], Any] | None = None,
+    ):
         self.servers, self.policy, self.options = list(servers), policy, options
-        self.transfer, self.turns = transfer, turns
+        self.transfer, self.turns, self._start = transfer, turns, start
+        self.num_restarts = 0
         self.weights_version = -1
         self.sampling = True  # whose turn it is
         self._timings: dict[str, float] = {}
@@ -166,7 +181,30 @@ class VllmEngine(RolloutEngine):
     def stream(
         self, utterances: Sequence[Utterance], sampling: Sampling, upcoming: Sequence[Utterance] = ()
     ) -> Iterator[list[Placed]]:
-        """See RolloutEngine. Raises RuntimeError when an engine has died or has old weights."""
+        """See RolloutEngine. An engine that dies is started anew, and what it had not finished is repeated.
+
+        Raises RunError when it may not be, RuntimeError when an engine has old weights.
+        """
+        missing = list(range(len(utterances)))
+        while missing:
+            asked, done, deaths = missing, set(), list[RayActorError]()
+            for piece in self._round([utterances[place] for place in asked], sampling, upcoming, deaths):
+                yield [(asked[place], group) for place, group in piece]
+                done |= {asked[place] for place, _ in piece}
+            missing = [place for place in asked if place not in done]
+            if deaths:
+                self._replace(deaths[0], everyone=self.transfer == "nccl")  # one group joins all of them
+                self.sync()
+            upcoming = ()
+
+    def _round(
+        self,
+        utterances: Sequence[Utterance],
+        sampling: Sampling,
+        upcoming: Sequence[Utterance],
+        deaths: list[RayActorError],
+    ) -> Iterator[list[Placed]]:
+        """What the engines finish; how some died is added to `deaths`."""
         ranks = self.policy.ranks
         self.policy.home |= {utterance.id: index % len(ranks) for index, utterance in enumerate(utterances)}
         orders = self._orders(len(utterances))
@@ -178,21 +216,24 @@ class VllmEngine(RolloutEngine):
         if upcoming:
             self.policy.look_ahead(upcoming)
         last: dict[int, Sampled] = {}
-        for number, sampled in self._answers(answers):
+        for number, sampled in self._answers(answers, deaths):
             if sampled.weights_version != self.weights_version:
                 raise RuntimeError(
                     f"vLLM engine {number} sampled with weights of version {sampled.weights_version}, the policy has "
                     f"{self.weights_version}"
                 )
             last[number] = sampled
-            done = ray.get(ranks[number % len(ranks)].groups_of.remote(sampled.groups, sampled.weights_version))
+            try:
+                done = ray.get(ranks[number % len(ranks)].groups_of.remote(sampled.groups, sampled.weights_version))
+            except RayActorError as error:
+                raise rank_lost(error) from error
             yield [(orders[number][place], group) for place, group in zip(sampled.places, done, strict=True)]
         ray.get(idle)
         encode_s = [0.0] * len(ranks)
         for number, sampled in last.items():
             for rank, seconds in zip(self._sources(orders[number]), sampled.encode_s, strict=True):
                 encode_s[rank] += seconds
-        engine_s = max(sampled.engine_s for sampled in last.values())
+        engine_s = max((sampled.engine_s for sampled in last.values()), default=0.0)
         self._timings = {"time/encode_s": max(encode_s), "time/engine_s": engine_s}  # of the slowest
 
     def _orders(self, count: int) -> list[list[int]]:
@@ -219,27 +260,77 @@ class VllmEngine(RolloutEngine):
         ]
         return self.servers[number].stream.options(num_returns="streaming").remote(sampling, *inputs)
 
-    def _answers(self, answers: Mapping[int, Any]) -> Iterator[tuple[int, Sampled]]:
+    def _answers(self, answers: Mapping[int, Any], deaths: list[RayActorError]) -> Iterator[tuple[int, Sampled]]:
         numbers = list(answers)
-        for index, sampled in as_they_come(list(answers.values())):
+        for index, answer in as_they_come(list(answers.values())):
             try:
-                yield numbers[index], ray.get(sampled)
-            except ray.exceptions.RayActorError as error:
-                raise self._death(numbers[index], error) from error
+                sampled = ray.get(answer)
+            except RayActorError as error:
+                deaths.append(error)
+                continue
+            yield numbers[index], sampled
 
     def timings(self) -> dict[str, float]:
-        return self._timings
+        return self._timings | {"rollout/engine_restarts": float(self.num_restarts)}
 
-    def _death(self, number: int, error: Exception) -> RuntimeError:
-        return RuntimeError(
-            f"vLLM engine {number} died: {error}; --ckpt.resume continues from the last checkpoint. Its last "
-            f"lines:\n{last_lines(self._logs[number])}"
+    # --- engines that die -------------------------------------------------------------------------------------------
+
+    def _dead(self, timeout_s: float) -> list[int]:
+        """Numbers of the engines whose process is gone. One that is merely stuck is not among them."""
+        pings = [server.log_path.remote() for server in self.servers]
+        answered, _ = ray.wait(pings, num_returns=len(pings), timeout=timeout_s)
+        dead = []
+        for number, ping in enumerate(pings):
+            try:
+                if ping in answered:
+                    ray.get(ping)
+            except RayActorError:
+                dead.append(number)
+        return dead
+
+    def _replace(self, error: Exception, everyone: bool) -> None:
+        """Start the dead engines anew (everyone: the living, too), without weights: the next sync sends all of them.
+
+        Raises RunError when that may not be, or a rank is gone, and `error` itself when nothing is dead.
+        """
+        dead = self._dead(HANG_S if isinstance(error, TimeoutError) else PING_S)
+        if not dead:
+            raise rank_lost(error) if isinstance(error, RayActorError) else error
+        told = f"vLLM engine {dead[0]} died: {' '.join(str(error).split())}; "
+        limit, lines = self.options.max_restarts, f". Its last lines:\n{last_lines(self._logs[dead[0]])}"
+        if self._start is None or self.num_restarts + len(dead) > limit:
+            raise RunError(
+                f"{told}--ckpt.resume continues from the last checkpoint; --vllm.max_restarts {limit} says how many "
+                f"engines are started anew, {self.num_restarts} were{lines}"
+            ) from error
+        self.num_restarts += len(dead)
+        print(
+            f"warning: {told}it is started anew, {self.num_restarts} of --vllm.max_restarts {limit}{lines}", flush=True
         )
+        for number in range(len(self.servers)) if everyone else dead:
+            ray.kill(self.servers[number])
+            self.servers[number] = self._start(number)
+            self._logs[number] = ray.get(self.servers[number].log_path.remote())
+        self.weights_version = -1
+
+    # --- weights and turns ------------------------------------------------------------------------------------------
 
     def sync(self) -> dict[str, float]:
-        """The policy's newest weights into every engine: all of them the first time, then what trains."""
+        """The policy's newest weights into every engine: all of them the first time, then what trains.
+
+        An engine that dies is started anew, with the others, which may have half of the weights.
+        """
         if self.sampling and self.weights_version == ray.get(self.policy.ranks[0].get_weights_version.remote()):
             return {}
+        while True:
+            try:
+                return self._sync()
+            except (RayActorError, RuntimeError, TimeoutError) as error:
+                if self.transfer == "nccl":  # policy rank 0 may be left in the broadcast
+                    raise
+                self._replace(error, everyone=True)
+
+    def _sync(self) -> dict[str, float]:
         began = time.monotonic()
         first = self.weights_version < 0
         if first and self.transfer == "nccl":
@@ -297,11 +388,8 @@ class VllmEngine(RolloutEngine):
     def _call(self, method: str, *arguments: Any) -> None:
         answers = [getattr(server, method).remote(*arguments) for server in self.servers]
         timeout_s = self.options.sync_timeout_s
-        for number, answer in enumerate(answers):
-            try:
-                wait_for_engines([answer], timeout_s, method.replace("_", " "))
-            except ray.exceptions.RayActorError as error:
-                raise self._death(number, error) from error
+        for answer in answers:
+            wait_for_engines([answer], timeout_s, method.replace("_", " "))
 
 
 def last_lines(path: str, count: int = 20) -> str:
@@ -318,7 +406,7 @@ def wait_for_engines(answers: Sequence[Any], timeout_s: float, doing: str) -> No
     """
     try:
         ray.get(list(answers), timeout=timeout_s)
-    except ray.exceptions.GetTimeoutError:
+    except GetTimeoutError:
         raise TimeoutError(f"a vLLM engine did not {doing} within --vllm.sync_timeout_s {timeout_s:.0f}") from None
-    except ray.exceptions.RayTaskError as error:
+    except RayTaskError as error:
         raise RuntimeError(f"a vLLM engine failed to {doing}: {error}") from error

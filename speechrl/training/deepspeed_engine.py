@@ -78,7 +78,18 @@ def start(module: nn.Module, actor: Actor, ds: Ds, apart: Collection[str] = ()) 
         "wall_clock_breakdown": False,
     }
     engine, *_ = deepspeed.initialize(model=module, model_parameters=trainable, optimizer=optimizer, config=config)
+    engine.checkpoint_engine.load = _load_tensors
     return engine
+
+
+def _load_tensors(path: str, map_location: Any = None) -> Any:
+    """What DeepSpeed wrote, without running code that a file may hold: DeepSpeed's own reader unpickles anything."""
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
+        return torch.load(path, map_location=map_location, weights_only=True)
 
 
 def step(
@@ -88,15 +99,35 @@ def step(
 
     losses: one function per micro-batch that runs the forward pass and returns its share of the global loss. Every rank
     must give equally many. rate_apart: of the parameters that `start` set apart; learning_rate if None.
+
+    Returns NaN where the loss or the gradient of any rank was not finite: then nothing was changed.
     """
-    for index, loss in enumerate(losses):
-        engine.set_gradient_accumulation_boundary(index == len(losses) - 1)
-        engine.backward(loss() * dist.get_world_size())
+    finite = True
+    for index, loss_of in enumerate(losses):
+        last = index == len(losses) - 1
+        engine.set_gradient_accumulation_boundary(last)
+        loss = loss_of()
+        finite = finite and bool(torch.isfinite(loss))
+        if last and not _everywhere(finite, loss.device):
+            loss = loss * float("nan")  # DeepSpeed then throws the gradients of all micro-batches away by itself
+        engine.backward(loss * dist.get_world_size())
     for group in engine.optimizer.param_groups:
         group["lr"] = learning_rate if rate_apart is None or not group["apart"] else rate_apart
     norm = _plain_norm(engine) if engine.zero_optimization_stage() == 0 else None
+    if norm is not None and not torch.isfinite(norm):  # the one way in which DeepSpeed does not look
+        engine.zero_grad()
+        return float("nan")
     engine.step()
+    if not engine.was_step_applied():
+        return float("nan")
     return float(norm if norm is not None else engine.get_global_grad_norm())
+
+
+def _everywhere(fact: bool, device: torch.device) -> bool:
+    """Whether it is true on every rank."""
+    flag = torch.tensor(float(fact), device=device)
+    dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+    return bool(flag)
 
 
 def _plain_norm(engine: Any) -> Tensor | None:

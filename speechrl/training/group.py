@@ -7,13 +7,42 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError, RayTaskError
 
+from speechrl.faults import rank_lost
 from speechrl.rollout.engine import Placed, RolloutEngine, Sampling
 from speechrl.rollout.streaming import as_they_come
 from speechrl.sections import Selection, Train
 from speechrl.types import Group, TrainGroup, Utterance
 
+DEATH_S = 5.0  # a rank that loses its peer in a collective says so before Ray tells that the peer died
 SLACK = 0.05  # a rank keeps what it encoded up to this share above the mean load
+
+
+def gather(calls: Sequence[Any]) -> list[Any]:
+    """Every rank's answer, in order. The first error is raised at once: the other ranks may wait for that rank.
+
+    Raises RunError when a rank's process is gone, and what a rank raised otherwise.
+    """
+    answers: dict[Any, Any] = {}
+    pending = list(calls)
+    while pending:
+        (done,), pending = ray.wait(pending)
+        try:
+            answers[done] = ray.get(done)
+        except RayActorError as error:
+            raise rank_lost(error) from error
+        except RayTaskError:
+            late, _ = ray.wait(pending, num_returns=len(pending), timeout=DEATH_S) if pending else ([], [])
+            for call in late:
+                try:
+                    ray.get(call)
+                except RayActorError as error:
+                    raise rank_lost(error) from error
+                except RayTaskError:
+                    continue
+            raise
+    return [answers[call] for call in calls]
 
 
 class RankGroup(RolloutEngine):
@@ -25,7 +54,7 @@ class RankGroup(RolloutEngine):
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """The method's answer from every rank."""
-        return ray.get([getattr(rank, method).remote(*args) for rank in self.ranks])
+        return gather([getattr(rank, method).remote(*args) for rank in self.ranks])
 
     def describe(self) -> list[dict]:
         return self.call("describe")
@@ -59,7 +88,8 @@ class RankGroup(RolloutEngine):
         if upcoming:
             self.look_ahead(upcoming)
         for rank, piece in as_they_come(answers):
-            yield [(rank + size * place, group) for place, group in ray.get(piece)]
+            (placed,) = gather([piece])
+            yield [(rank + size * place, group) for place, group in placed]
 
     def look_ahead(self, utterances: Sequence[Utterance]) -> None:
         """Each rank makes its share ready in the background, once it has done what it was asked for before."""
@@ -82,7 +112,7 @@ class RankGroup(RolloutEngine):
             rank.logprobs.remote(list(groups[i::size]), temperature, options) for i, rank in enumerate(self.ranks)
         ]
         answers: list[Any] = [None] * len(groups)
-        for index, share in enumerate(ray.get(shares)):
+        for index, share in enumerate(gather(shares)):
             answers[index::size] = share
         return answers
 
@@ -113,7 +143,7 @@ class PolicyGroup(RankGroup):
         trained = [[item.group.utterance for groups in share for item in groups] for share in per_rank]
         carry_encoder_outputs(self, self.ranks, trained)
         calls = [rank.update.remote(share, learning_rate) for rank, share in zip(self.ranks, per_rank, strict=True)]
-        return ray.get(calls)[0]
+        return gather(calls)[0]
 
     def sft_update(
         self, utterances: Sequence[Utterance], learning_rate: float, projector_rate: float, ctc_only: bool
@@ -124,18 +154,22 @@ class PolicyGroup(RankGroup):
             rank.sft_update.remote(list(utterances[i::size]), learning_rate, projector_rate, ctc_only)
             for i, rank in enumerate(self.ranks)
         ]
-        return ray.get(calls)[0]
+        return gather(calls)[0]
 
     def export(self, out: str) -> None:
         """Write a Hugging Face folder of the current weights."""
         self.call("export", out)
 
+    def weights_version(self) -> int:
+        """Optimiser steps behind the weights."""
+        return gather([self.ranks[0].get_weights_version.remote()])[0]
+
     def start_profile(self) -> None:
-        ray.get(self.ranks[0].start_profile.remote())
+        gather([self.ranks[0].start_profile.remote()])
 
     def stop_profile(self, path: Path) -> Path:
         """Write what rank 0 did since `start_profile` as a trace for chrome://tracing or Perfetto; returns the path."""
-        return Path(ray.get(self.ranks[0].stop_profile.remote(str(path.resolve()))))
+        return Path(gather([self.ranks[0].stop_profile.remote(str(path.resolve()))])[0])
 
     def save_checkpoint(self, folder: str) -> None:
         self.call("save_checkpoint", folder)
@@ -160,7 +194,7 @@ def carry_encoder_outputs(source: RankGroup, targets: Sequence[Any], utterances:
             target.take_encoder_outputs.remote(source.ranks[home].encoder_outputs.remote(some))
             for home, some in by_home.items()
         ]
-    ray.get(pending)
+    gather(pending)
 
 
 def spread(groups: Sequence[TrainGroup], home: Mapping[str, int], size: int) -> list[list[TrainGroup]]:

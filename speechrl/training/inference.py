@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from speechrl.rollout.beam import beam_search
 from speechrl.rollout.engine import Completion, EngineInput, EngineSpec, Placed, Sampling, Share, in_order
 from speechrl.rollout.native import sample
 from speechrl.sections import Role, Runtime, Selection, Train, Vllm
+from speechrl.training import memory
 from speechrl.training.batch import Packing, collate, micro_batches, rows_of
 from speechrl.training.encoding import EncodingRank
 from speechrl.training.weight_sync import TRANSFERS, Route, buckets, engine_config
@@ -83,7 +85,8 @@ class InferenceRank(EncodingRank):
                 places = order[start : start + sampling.batch_size]
                 prompts = [prepared[place].prompt for place in places]
                 audio = [encoded[prompt.utterance.id] for prompt in prompts] if encoded else []
-                completions = search(module, prompts, audio, sampling, self.builder.stop_ids, self.builder.pad_id)
+                with memory.told(partial(_sampling, prompts, sampling), memory.SAMPLING):
+                    completions = search(module, prompts, audio, sampling, self.builder.stop_ids, self.builder.pad_id)
                 yield [
                     (place, self.group_of(prompt, group, self.weights_version))
                     for place, prompt, group in zip(places, prompts, completions, strict=True)
@@ -144,12 +147,13 @@ class InferenceRank(EncodingRank):
     def send_weights(self, engines: Sequence[Any], trained_only: bool, options: Vllm, transfer: str) -> tuple[int, int]:
         """The language model's weights to engines that have started an update: rank 0 sends, under ZeRO-3 all gather.
 
-        Returns (version, bytes). Raises TimeoutError after --vllm.sync_timeout_s.
+        Returns (version, bytes). Raises TimeoutError after --vllm.sync_timeout_s, and what an engine raised.
         """
         route = Route(engines, options.sync_timeout_s, self.rank == 0, self.sync_group)
         sent = 0
         for bucket in buckets(self.module, self.family, trained_only, options.sync_bucket_mb * 2**20):
             sent += TRANSFERS[transfer](bucket, route)
+        route.raise_fault()
         return self.weights_version, sent
 
     # --- log-probs --------------------------------------------------------------------------------------------------
@@ -173,7 +177,8 @@ class InferenceRank(EncodingRank):
         packing = self.packing(options)
         for batch_rows in micro_batches(rows, packing):
             batch = collate(batch_rows, audio, self.builder.pad_id, self.device, packing)
-            logprobs_BR, _, _ = self.module(batch, temperature)
+            with memory.told(partial(memory.describe, "scoring", batch_rows), memory.SCORING):
+                logprobs_BR, _, _ = self.module(batch, temperature)
             for row, values in zip(batch_rows, logprobs_BR.tolist(), strict=True):
                 values_of[id(row)] = values[: len(row.response_ids)]
         in_order = iter([values_of[id(row)] for row in rows])
@@ -194,6 +199,15 @@ class InferenceRank(EncodingRank):
     def encoder_digest(self) -> str:
         """SHA-256 of the encoder's weights; empty for text."""
         return encoder_digest(self.module.encoder) if self.family.has_audio and self.module.encoder_is_frozen else ""
+
+
+def _sampling(prompts: Sequence[Prompt], sampling: Sampling) -> str:
+    """What is sampled at a time, in words."""
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    return (
+        f"sampling {sampling.num_samples} completions of each of {len(prompts)} prompts at a time, the longest prompt "
+        f"{longest} tokens"
+    )
 
 
 def pick_device(device: str) -> torch.device:

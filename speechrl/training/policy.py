@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import random
+import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,16 +26,18 @@ from speechrl.algorithms.kl import masked_kl
 from speechrl.algorithms.losses import NORMALISERS, POLICY_LOSSES
 from speechrl.config import Common, SftConfig, TrainConfig
 from speechrl.data.normalise import words
+from speechrl.faults import StepRefused
 from speechrl.models.corruption import Corruption
 from speechrl.models.export import write_folder
 from speechrl.models.family import Features
 from speechrl.models.flops import DecoderShape, peak_flops, training_flops
-from speechrl.models.load import load_model, use_liger_kernels
+from speechrl.models.load import load_model, use_liger_kernels, weights_digest
 from speechrl.models.policy import CtcTarget, PolicyModule, disable_dropout
 from speechrl.ports import free_address
+from speechrl.reward.plugin import name_samples
 from speechrl.rollout import vllm_api
 from speechrl.sections import Train
-from speechrl.training import deepspeed_engine
+from speechrl.training import deepspeed_engine, memory, streams
 from speechrl.training.batch import Packing, Row, collate, group_sizes, micro_batches, pad, rows_of
 from speechrl.training.inference import InferenceRank, pick_device
 from speechrl.types import TrainGroup, Utterance
@@ -63,7 +65,7 @@ class PolicyRank(InferenceRank):
         device = pick_device(config.actor.device)
         deepspeed_engine.join(place.rank, place.world_size, place.address, place.port, device, config.ds.comm_timeout_s)
         self.config, self.place = config, place
-        _seed_everything(config.train.seed)
+        streams.seed(config.train.seed)
         super().__init__(
             config.actor.model_name_or_path,
             config.actor,
@@ -74,6 +76,8 @@ class PolicyRank(InferenceRank):
             place.rank,
         )
         self.ctc_units = ctc_units or {}
+        # rank 0 tells for all: they load the same folder
+        self.model_digest = weights_digest(self.loaded) if place.rank == 0 else ""
         if isinstance(config, TrainConfig):
             disable_dropout(self.loaded.model)
         if config.train.packed_attention == "flex" and device.type != "cuda":
@@ -90,14 +94,16 @@ class PolicyRank(InferenceRank):
         self._replica: PolicyModule | None = None  # whole weights to sample with under ZeRO-3
         self._replica_version = -1
         self._profile: Any = None
+        self._micro_batch: list[Row] = []  # that a forward or backward pass is at
+        self._suspects: list[str] = []  # ids of the samples of this step whose loss is not finite
 
     # --- reinforcement learning -------------------------------------------------------------------------------------
 
     def update(self, mini_batches: Sequence[Sequence[TrainGroup]], learning_rate: float) -> dict[str, float]:
         """Optimiser steps on this rank's share of each mini-batch, --train.max_epochs times over.
 
-        Returns metrics, equal on every rank. Raises FloatingPointError on a gradient that is not finite, or 0 although
-        some rollout has an advantage.
+        Returns metrics, equal on every rank. Raises StepRefused on a loss or gradient that is not finite,
+        FloatingPointError on one that is 0 although some rollout has an advantage; the same on every rank.
         """
         config = self.config
         assert isinstance(config, TrainConfig)
@@ -133,13 +139,8 @@ class PolicyRank(InferenceRank):
         count.add(signal=sum(abs(row.advantage) for row in trained))
         totals = count.over_ranks(self.device)
         packing = self.packing(config.train)
-        losses = [
-            partial(self._policy_loss, batch_rows, audio, packing, totals, meter)
-            for batch_rows in self._in_step(rows, packing)
-        ]
-        norm = deepspeed_engine.step(self.engine, losses, learning_rate)
-        if not np.isfinite(norm):
-            raise FloatingPointError(f"the gradient norm is {norm} at optimiser step {self.weights_version}")
+        loss_of = partial(self._policy_loss, audio=audio, packing=packing, totals=totals, meter=meter)
+        norm = self._step(self._in_step(rows, packing), loss_of, learning_rate)
         if norm == 0.0 and totals["signal"]:
             raise FloatingPointError(
                 "the gradient is exactly 0 although advantages are not: the loss reaches no weight"
@@ -174,7 +175,10 @@ class PolicyRank(InferenceRank):
             meter.add(kl=float(kl_BR.detach().sum()))
         length = float(algo.constant_length or config.rollout.max_new_tokens)
         weight_BR = NORMALISERS[algo.loss_normalization](mask_BR, totals["tokens"], totals["rows"], length)
-        loss = (loss_BR * weight_BR).sum()
+        share_BR = loss_BR * weight_BR
+        loss = share_BR.sum()
+        if not torch.isfinite(loss.detach()):
+            self._suspects += _not_finite(rows, share_BR.detach())
         if first_step:
             meter.add_gap(logprobs_BR.detach(), rows, mask_BR)
         meter.add(
@@ -221,6 +225,7 @@ class PolicyRank(InferenceRank):
         -log p, plus --sft.ctc_weight times the mean over utterances of the CTC loss per unit. Returns metrics.
 
         projector_rate: learning rate of the projector; learning_rate if None.
+        Raises StepRefused, on every rank, on a loss or gradient that is not finite.
         """
         config = self.config
         assert isinstance(config, SftConfig)
@@ -241,17 +246,19 @@ class PolicyRank(InferenceRank):
             target = CtcTarget(tuple(self._units(by_id[key]) for key in ids)) if self.ctc_units else None
             logprobs_BR, _, ctc_sum = self.engine(batch, ctc=target, corruption=corruption)
             weights_B1 = torch.tensor([row.weight for row in batch_rows], device=self.device)[:, None]
-            nll_sum = -(logprobs_BR * batch.mask_BR * weights_B1).sum()
+            nll_BR = -logprobs_BR * batch.mask_BR * weights_B1
+            nll_sum = nll_BR.sum()
+            if not torch.isfinite(nll_sum.detach()):
+                self._suspects += _not_finite(batch_rows, nll_BR.detach())
             real = float(any(row.weight for row in batch_rows))
             meter.add(nll=float(nll_sum.detach()), ctc=float(ctc_sum.detach()) * real)
             meter.add(slots=float(batch.ids_ST.numel()), filled=float(batch.num_tokens))
             nll = nll_sum / totals["tokens"] * (0.0 if ctc_only else 1.0)
             return nll + real * config.sft.ctc_weight * ctc_sum / max(totals["units"], 1.0)
 
-        losses = [partial(loss_of, batch) for batch in self._in_step(rows, packing)]
-        norm = deepspeed_engine.step(self.engine, losses, learning_rate, projector_rate)
-        if not np.isfinite(norm) or norm == 0.0:
-            raise FloatingPointError(f"the gradient norm is {norm} at optimiser step {self.weights_version}")
+        norm = self._step(self._in_step(rows, packing), loss_of, learning_rate, projector_rate)
+        if norm == 0.0:
+            raise FloatingPointError(f"the gradient is exactly 0 at optimiser step {self.weights_version}")
         self.weights_version += 1
         sums = meter.over_ranks(self.device)
         metrics = {
@@ -304,6 +311,33 @@ class PolicyRank(InferenceRank):
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
         idle = [replace(rows[0], weight=0.0, advantage=0.0)]
         return batches + [idle] * (int(most) - len(batches))
+
+    def _step(
+        self, batches: list[list[Row]], loss_of: Callable[[list[Row]], Tensor], rate: float, apart: float | None = None
+    ) -> float:
+        """One optimiser step over micro-batches; the gradient's norm. Raises StepRefused where it is not finite.
+
+        rate, apart: learning rates as `deepspeed_engine.step` takes them.
+        """
+        self._suspects.clear()
+
+        def loss_at(rows: list[Row]) -> Tensor:
+            self._micro_batch[:] = rows
+            return loss_of(rows)
+
+        with memory.told(partial(memory.describe, "training on", self._micro_batch), memory.TRAINING):
+            norm = deepspeed_engine.step(self.engine, [partial(loss_at, rows) for rows in batches], rate, apart)
+        if np.isfinite(norm):
+            return norm
+        mine = (self._suspects, [row.utterance_id for rows in batches for row in rows if row.weight])
+        everyone: list[Any] = [mine] * self.place.world_size
+        dist.all_gather_object(everyone, mine)
+        suspects, all_ids = ([name for part in parts for name in part] for parts in zip(*everyone, strict=True))
+        what = f"the loss of {name_samples(suspects)}" if suspects else f"the gradient of {name_samples(all_ids)}"
+        raise StepRefused(
+            f"{what} is not finite; optimiser step {self.weights_version + 1} was refused, and weights and optimiser "
+            "state are as before it"
+        )
 
     @contextmanager
     def sampling_module(self) -> Iterator[PolicyModule]:
@@ -369,10 +403,7 @@ class PolicyRank(InferenceRank):
     def save_checkpoint(self, folder: str) -> None:
         """Weights, optimiser state and random streams of all ranks into `folder`."""
         self.engine.save_checkpoint(folder, tag="deepspeed", client_state={"weights_version": self.weights_version})
-        streams = {"cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            streams["cuda"] = torch.cuda.get_rng_state()
-        torch.save(streams, f"{folder}/random_{self.place.rank}.pt")
+        _streams_path(folder, self.place.rank).write_text(json.dumps(streams.take()))
         dist.barrier()
 
     def load_checkpoint(self, folder: str) -> None:
@@ -380,12 +411,13 @@ class PolicyRank(InferenceRank):
         path, client = self.engine.load_checkpoint(folder, tag="deepspeed")
         if path is None:
             raise ValueError(f"--ckpt.resume: {folder} holds no DeepSpeed checkpoint")
-        streams = torch.load(f"{folder}/random_{self.place.rank}.pt", weights_only=True)
-        torch.set_rng_state(streams["cpu"])
-        if "cuda" in streams:
-            torch.cuda.set_rng_state(streams["cuda"])
+        streams.restore(json.loads(_streams_path(folder, self.place.rank).read_text()))
         self.weights_version = client["weights_version"]
         self._replica_version = -1
+
+    def describe(self) -> dict:
+        """As of every rank, with what a resumed run must have in common with the one that it continues."""
+        return super().describe() | {"model_digest": self.model_digest}
 
 
 class Meter:
@@ -457,7 +489,11 @@ def _stacked(rows: Sequence[Sequence[float]], like_BR: Tensor) -> Tensor:
     return pad(rows, 0.0, torch.float32).to(like_BR.device)
 
 
-def _seed_everything(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+def _streams_path(folder: str, rank: int) -> Path:
+    return Path(folder) / f"random_{rank}.json"
+
+
+def _not_finite(rows: Sequence[Row], share_BR: Tensor) -> list[str]:
+    """Ids of the rows whose share of the loss is not finite."""
+    bad_B = (~torch.isfinite(share_BR.sum(1))).tolist()
+    return [row.utterance_id for row, bad in zip(rows, bad_B, strict=True) if bad]

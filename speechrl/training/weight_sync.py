@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
 import torch
 import torch.distributed as dist
+from ray.exceptions import RayActorError
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import reduce_tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
@@ -68,17 +69,33 @@ def buckets(
 class Route:
     """Where buckets go: engines' actors that have started an update, and the NCCL group with their workers if any.
 
-    is_sender: policy rank 0, the only rank that talks to engines.
+    is_sender: policy rank 0, the only rank that talks to engines. faults: after the first nothing more is sent, but the
+    ranks go through all buckets together, for they gather them together.
     """
 
     engines: Sequence[Any]
     timeout_s: float
     is_sender: bool
     group: Any = None
+    faults: list[Exception] = field(default_factory=list)
 
     def call(self, bucket: Bucket) -> list[Any]:
+        if self.faults:
+            return []
         arguments = ray.put(bucket)  # once, not once an engine
         return [engine.load_bucket.remote(arguments) for engine in self.engines]
+
+    def wait(self, answers: Sequence[Any]) -> None:
+        """Until the engines have the bucket; a fault is kept for `raise_fault`."""
+        try:
+            wait_for_engines(answers, self.timeout_s, "take the weights")
+        except (RuntimeError, TimeoutError, RayActorError) as error:
+            self.faults.append(error)
+
+    def raise_fault(self) -> None:
+        """The first fault, once all buckets have gone by."""
+        if self.faults:
+            raise self.faults[0]
 
 
 def send_host(weights: Sequence[tuple[str, Tensor]], route: Route) -> int:
@@ -86,7 +103,7 @@ def send_host(weights: Sequence[tuple[str, Tensor]], route: Route) -> int:
     if not route.is_sender:
         return 0
     bucket, flat = pack(weights)
-    wait_for_engines(route.call(replace(bucket, flat=flat.cpu())), route.timeout_s, "take the weights")
+    route.wait(route.call(replace(bucket, flat=flat.cpu())))
     return bucket.num_bytes
 
 
@@ -99,7 +116,7 @@ def send_ipc(weights: Sequence[tuple[str, Tensor]], route: Route) -> int:
     dist.all_gather_object(handles, handle)
     if route.is_sender:
         merged = {uuid: arguments for item in handles for uuid, arguments in item.items()}
-        wait_for_engines(route.call(replace(bucket, ipc_handles=merged)), route.timeout_s, "take the weights")
+        route.wait(route.call(replace(bucket, ipc_handles=merged)))
     dist.barrier()  # nobody frees what an engine still reads
     return bucket.num_bytes
 
@@ -109,9 +126,9 @@ def send_nccl(weights: Sequence[tuple[str, Tensor]], route: Route) -> int:
     if not route.is_sender:
         return 0
     bucket, flat = pack(weights)
-    answers = route.call(bucket)
-    route.group.broadcast(flat, src=0, stream=torch.cuda.current_stream())
-    wait_for_engines(answers, route.timeout_s, "take the weights")
+    if answers := route.call(bucket):
+        route.group.broadcast(flat, src=0, stream=torch.cuda.current_stream())
+        route.wait(answers)
     return bucket.num_bytes
 
 

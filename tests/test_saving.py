@@ -1,0 +1,123 @@
+"""What a resumed run takes over, what it refuses, and which exports are kept. The ranks are stand-ins."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from speechrl.config import TrainConfig
+from speechrl.data.mix import MixedLoader
+from speechrl.saving import Saver
+from speechrl.sections import Actor, Ckpt, Ds, Eval, Tracking
+from speechrl.tracking import Tracker
+from speechrl.training.run_folder import RunFolder
+from speechrl.types import Utterance
+
+
+class Policy:
+    """Ranks whose whole state is a number."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def export(self, out: str) -> None:
+        Path(out).mkdir(parents=True)
+        (Path(out) / "weights").write_text(str(self.number))
+
+    def save_checkpoint(self, folder: str) -> None:
+        (Path(folder) / "weights").write_text(str(self.number))
+
+    def load_checkpoint(self, folder: str) -> None:
+        self.number = int((Path(folder) / "weights").read_text())
+
+    def weights_version(self) -> int:
+        return self.number
+
+
+def start(path: Path, digest: str = "aa", texts: str = "", **sections: Any) -> tuple[Saver, Policy, MixedLoader, int]:
+    """A run as the loop starts it."""
+    values = {"ckpt": Ckpt(output_dir=str(path), save_steps=1, resume=True), "tracking": Tracking(tensorboard=False)}
+    config = TrainConfig(**(values | sections))
+    utterances = [Utterance(f"u{index}", f"{texts}{index}") for index in range(6)]
+    loader = MixedLoader([utterances], (), 2, 0, True, "--rollout.batch_size")
+    policy, run = Policy(), RunFolder(config)
+    saver = Saver(config, run, policy, loader, digest)  # type: ignore[arg-type]
+    run.claim()
+    tracker = Tracker.from_options(config.tracking, run.path, {}, 9)
+    return saver, policy, loader, saver.resume(tracker)
+
+
+def steps(path: Path, values: dict[int, float], **sections: Any) -> Saver:
+    """Runs on, step after step, with these values of the best metric."""
+    saver, policy, loader, first = start(path, **sections)
+    for step in range(first + 1, max(values) + 1):
+        loader.next_batch()
+        policy.number = step
+        random.random()
+        saver.after_step(step, {"eval/dev/cer": values[step]} if step in values else {}, step == max(values))
+    return saver
+
+
+def test_the_driver_s_part_is_taken_over(tmp_path: Path) -> None:
+    steps(tmp_path, {1: 0.5, 2: 0.4})
+    drawn, state = random.random(), None
+    saver, policy, loader, first = start(tmp_path)
+    assert (first, policy.number) == (2, 2)
+    state = loader.state_dict()
+    assert state["loaders"][0]["num_batches"] == 2
+    assert random.random() == drawn
+    assert saver.result == tmp_path / "hf" / "step_2"  # also when no further step is done
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"digest": "bb"}, r"another value of the model of .* aa there, bb here"),
+        ({"actor": Actor(num_ranks=2)}, r"another value of --actor.num_ranks: 1 there, 2 here"),
+        ({"ds": Ds(zero_stage=3)}, r"another value of --ds.zero_stage: 2 there, 3 here"),
+        ({"ds": Ds(param_dtype="fp32")}, r"another value of --ds.param_dtype: bf16 there, fp32 here"),
+        ({"actor": Actor(freeze=())}, r"another value of --actor.freeze: \['encoder'\] there, \[\] here"),
+        ({"texts": "other "}, r"the data changed: its fingerprint was 6-\w+ at the checkpoint and is 6-\w+ now"),
+    ],
+)
+def test_another_run_s_checkpoint_is_refused_with_both_fingerprints(changes: dict, told: str, tmp_path: Path) -> None:
+    steps(tmp_path, {1: 0.5})
+    before = (tmp_path / "config.yaml").read_bytes()
+    with pytest.raises(ValueError, match=told):
+        start(tmp_path, **changes)
+    assert (tmp_path / "config.yaml").read_bytes() == before  # a refusal changes nothing
+
+
+def exports(path: Path) -> list[str]:
+    return sorted(item.name for item in (path / "hf").glob("step_*"))
+
+
+def test_the_best_exports_are_kept_beside_the_newest(tmp_path: Path) -> None:
+    options = {
+        "eval": Eval(best_metric="eval/dev/cer", steps=1, dataset=("dev=x",)),
+        "ckpt": Ckpt(output_dir=str(tmp_path), save_steps=0, max_num=1, max_best_num=2, resume=True),
+    }
+    saver = steps(tmp_path, {1: 0.5, 2: 0.3, 3: 0.4, 4: 0.3, 5: 0.9}, **options)
+    assert saver.best == [(0.3, 2), (0.3, 4)]  # of equal ones the earlier is first
+    assert exports(tmp_path) == ["step_2", "step_4", "step_5"]
+    assert (tmp_path / "hf" / "best").resolve().name == "step_2"
+    assert saver.result == tmp_path / "hf" / "step_2"
+
+
+def test_what_a_checkpoint_calls_best_outlives_what_came_after_it(tmp_path: Path) -> None:
+    """Step 2 is best at the checkpoint of step 3; step 4 is better, and then the run dies before its checkpoint."""
+    options = {
+        "eval": Eval(best_metric="eval/dev/cer", steps=1, dataset=("dev=x",)),
+        "ckpt": Ckpt(output_dir=str(tmp_path), save_steps=3, max_num=1, save_hf=False, resume=True),
+    }
+    saver, policy, _, _ = start(tmp_path, **options)
+    for step, value in enumerate([0.5, 0.3, 0.4, 0.2, 0.1], start=1):
+        policy.number = step
+        saver.after_step(step, {"eval/dev/cer": value}, last=False)
+    assert exports(tmp_path) == ["step_2", "step_5"]
+    saver, _, _, first = start(tmp_path, **options)
+    assert (first, saver.best) == (3, [(0.3, 2)])
+    assert exports(tmp_path) == ["step_2"] and (tmp_path / "hf" / "best").resolve().name == "step_2"
