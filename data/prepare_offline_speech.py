@@ -4,7 +4,7 @@
     python data/prepare_offline_speech.py --out speech --languages en fr nl es it ro cs da ca
 
 asterisk: telephone prompts read by one voice a language (en es fr it ru), 8 kHz. fillets: acted dialogue of the game
-Fish Fillets (cs nl). tuxpaint: short descriptions of pictures, read by volunteers (15 languages). Their licences are
+Fish Fillets (cs nl). tuxpaint: short descriptions of pictures, read by volunteers (13 languages). Their licences are
 in every line (CC-BY-SA, CC-BY, GPL-2). Up to 400 MB are downloaded, into --cache, where they stay.
 
 Writes 16 kHz mono files below OUT/audio and the manifests sft_train, rl_train, dev, test: OUT/SPLIT.jsonl with all
