@@ -36,6 +36,7 @@ PARSED: dict[str, type[options.Section]] = {
     "export": options.ExportConfig,
     "transcribe": options.TranscribeConfig,
     "check": options.CheckConfig,
+    "encode-speech": options.EncodeSpeechConfig,
 }
 
 
@@ -79,7 +80,7 @@ def test_recipe_parses(recipe: Path, tmp_path: Path) -> None:
 
 
 def test_there_are_recipes_for_speech_and_text() -> None:
-    assert {path.parent.name for path in RECIPES} >= {"asr", "text"}
+    assert {path.parent.name for path in RECIPES} >= {"asr", "text", "tts"}
 
 
 # --- those for real checkpoints, on fakes ---------------------------------------------------------------------------

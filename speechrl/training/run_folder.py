@@ -43,7 +43,7 @@ class RunFolder:
     def claim(self) -> None:
         """Make the folder this run's: once everything that can be checked was checked, and the ranks have started."""
         if self._used and self.options.overwrite and not self.options.resume:
-            for name in ("checkpoints", "hf", "tensorboard", "profile"):
+            for name in ("checkpoints", "hf", "tensorboard", "profile", "audio"):
                 shutil.rmtree(self.path / name, ignore_errors=True)
             for name in ("metrics.jsonl", "samples.jsonl", "summary.json", "wandb_id"):
                 (self.path / name).unlink(missing_ok=True)
