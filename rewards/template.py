@@ -13,6 +13,7 @@ def reward_func(queries, prompts, labels, **kwargs):
     #   keywords     list of keywords of the utterance, maybe empty
     #   metadata     dict with what else the manifest says
     #   audio_paths  sound file, or None;  durations_s  seconds, or None
+    #   generated_audio  what a model that speaks said (docs/tts.md), or None;  speaker_paths  the voice asked for
     #   finish_reasons  "stop", "length" (cut off), or None;  raw_responses  completions with the model's tags
     rewards = [score(response, label) for response, label in zip(kwargs["responses"], labels, strict=True)]
 

@@ -118,6 +118,20 @@ def _synth(argv: list[str]) -> None:
     print(f"done: {synth(config)}")
 
 
+def _make_codec(argv: list[str]) -> None:
+    config = parse(options.MakeCodecConfig, argv, "speechrl make-codec")
+    from speechrl.speech_commands import make_codec
+
+    print(f"done: {make_codec(config)}")
+
+
+def _encode_speech(argv: list[str]) -> None:
+    config = parse(options.EncodeSpeechConfig, argv, "speechrl encode-speech")
+    from speechrl.speech_commands import encode_speech
+
+    print(f"done: {encode_speech(config)}")
+
+
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "train": (_train, "reinforcement learning: rollouts, rewards, advantages, updates"),
     "sft": (_sft, "supervised fine-tuning on transcripts"),
@@ -132,6 +146,8 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "transcribe": (_transcribe, "transcribe sound files with a model folder"),
     "serve-reward": (_serve_reward, "serve a reward file over HTTP"),
     "synth": (_synth, "synthesise the quickstart's speech corpus"),
+    "make-codec": (_make_codec, "make a small speech codec from recordings"),
+    "encode-speech": (_encode_speech, "put speech codes into a manifest"),
 }
 
 

@@ -12,6 +12,7 @@ from speechrl.launch import cluster, start_policy
 from speechrl.models.tiny import build_qwen3_asr
 from speechrl.rollout.engine import Sampling
 from speechrl.sections import Runtime, Selection
+from speechrl.speech_commands import synth_tts
 from speechrl.training.checksums import fault_of
 from speechrl.training.inference import InferenceRank
 from speechrl.training.run_folder import newest_whole
@@ -62,6 +63,8 @@ def synth(config: options.SynthConfig) -> Path:
         Path(config.out).mkdir(parents=True, exist_ok=True)  # a minute of synthesis comes before the first file
     except OSError as error:
         raise ValueError(f"--out {config.out} can't be made: {error.strerror}") from error
+    if config.task == "tts":
+        return synth_tts(config)
     out = synthesise_corpus(config.out, seed=config.seed, scale=config.scale, workers=min(4, os.cpu_count() or 1))
     if config.model_out:
         build_qwen3_asr(config.model_out, speech_vocabulary(), seed=config.seed)

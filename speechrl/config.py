@@ -18,6 +18,7 @@ from speechrl.sections import (
     Actor,
     Algo,
     Ckpt,
+    Codec,
     Data,
     Ds,
     Estimator,
@@ -58,6 +59,7 @@ class TrainConfig(Common):
     ref: Ref = Ref()
     rollout: Rollout = Rollout()
     vllm: Vllm = Vllm()
+    codec: Codec = Codec()
     algo: Algo = Algo()
     reward: Reward = Reward()
 
@@ -85,6 +87,7 @@ class EvalConfig(Section):
     data: Selection = Selection()
     eval: Evaluation = Evaluation()
     vllm: Vllm = Vllm()
+    codec: Codec = Codec()
     ds: Precision = Precision(param_dtype="fp32")
     ray: RayOptions = RayOptions()
     output_dir: str = "runs/eval"
@@ -185,9 +188,39 @@ class ServeRewardConfig(Section):
     """Folder that the `audio_paths` of requests must lie in, or they get 422; any path is let through if empty."""
 
 
+class MakeCodecConfig(Section):
+    """Make a small codec from speech in seconds: for machines without a codec's checkpoint, not for good sound."""
+
+    manifest: str
+    """Manifest whose `audio` the codec is made from."""
+    out: str
+    """Folder to write."""
+    num_codes: int = Field(default=1024, ge=2)
+    """Size of the codebook."""
+    frames_per_code: int = Field(default=4, ge=1)
+    """10 ms frames that one code stands for: 4 are 25 codes a second."""
+    seed: int = 0
+    """Of the clusters' first centres."""
+
+
+class EncodeSpeechConfig(Section):
+    """Put speech codes into a manifest: `codes` of each `audio`, `speaker_codes` of each `speaker_audio`."""
+
+    manifest: str
+    """JSONL manifest to read."""
+    out: str
+    """JSONL manifest to write; may be the same."""
+    codec: str
+    """Folder or hub id of a codec."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where it runs."""
+
+
 class SynthConfig(Section):
     """Synthesise the quickstart's speech corpus and a small untrained model to go with it."""
 
+    task: Literal["asr", "tts"] = "asr"
+    """Which quickstart: tts has few voices, a codec in OUT/codec, and speech codes in its manifests."""
     out: str = "runs/quickstart/corpus"
     """Folder of manifests and audio."""
     seed: int = Field(default=0, ge=0)
@@ -195,7 +228,7 @@ class SynthConfig(Section):
     scale: float = Field(default=1.0, gt=0)
     """Multiplies the number of utterances."""
     model_out: str = ""
-    """Also write an untrained Qwen3-ASR-shaped model with a character tokenizer here."""
+    """Also write an untrained model with a character tokenizer here: Qwen3-ASR-shaped, or of speech tokens."""
 
 
 C = TypeVar("C", bound=Section)
@@ -234,3 +267,5 @@ def check(config: Section) -> None:
         cross_checks.reward_parts(config.reward)
     if isinstance(config, EvalConfig):
         cross_checks.check_eval(config)
+    if isinstance(config, TrainConfig | EvalConfig):
+        cross_checks.check_speech(config)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, get_args
 
-from speechrl.sections import Algo, Data, Decoding, Eval, Reward, Role, Selection, Vllm
+from speechrl.sections import Algo, Codec, Data, Decoding, Eval, Reward, Role, Runtime, Selection, Vllm
 from speechrl.settings import named_lists, named_numbers, named_paths
 
 if TYPE_CHECKING:
     from speechrl.config import Common, EvalConfig, SftConfig, TrainConfig
 
+MOST_CODEC_SHARE = 0.3  # of a rank's GPU
 NO_REWARD = "--reward.remote_url is missing: give a reward file such as rewards/asr.py, or a URL"
 # What evaluation/metrics.py computes, and which end of it is good.
 CORPUS_METRIC_ENDS: Mapping[str, Literal["min", "max"]] = {
@@ -52,6 +53,32 @@ def check_eval(config: EvalConfig) -> None:
                 f"--vllm.sync_transfer {config.vllm.sync_transfer}: an evaluation sends the weights once, through the "
                 "host's memory; take auto or host"
             )
+
+
+def check_speech(config: TrainConfig | EvalConfig) -> None:
+    """A style has a codec, and a codec a style."""
+    style, codec = config.data.speech_style, config.codec.name_or_path
+    if style and not codec:
+        raise ValueError(
+            f"--data.speech_style {style}: --codec.name_or_path is missing: give the codec of the model's speech tokens"
+        )
+    if codec and not style:
+        raise ValueError(f"--codec.name_or_path {codec} needs --data.speech_style: how the model writes speech tokens")
+    if codec and config.codec.device == "cuda":
+        _check_codec_gpus(config.codec, config.actor)
+    if style and config.eval.num_beams > 1:
+        raise ValueError(f"--eval.num_beams {config.eval.num_beams}: speech is sampled; leave it at 1")
+
+
+def _check_codec_gpus(codec: Codec, actor: Runtime) -> None:
+    if actor.device == "cpu":
+        raise ValueError("--codec.device cuda: codec workers live on the ranks' GPUs, and --actor.device is cpu")
+    share = -(-codec.num_workers // actor.num_ranks) * codec.gpu_share
+    if share > MOST_CODEC_SHARE:
+        raise ValueError(
+            f"--codec.num_workers {codec.num_workers} with --codec.gpu_share {codec.gpu_share:g} take {share:g} of "
+            f"each rank's GPU; {MOST_CODEC_SHARE:g} is the most beside rank, reference and engine: lower one of them"
+        )
 
 
 def _check_decoding(options: Decoding, flag: str, engine: str) -> None:
@@ -198,6 +225,11 @@ def check_sft(config: SftConfig) -> None:
     _check_sft_projector(config)
     if config.sft.patience and not config.eval.best_metric:
         raise ValueError(f"--sft.patience {config.sft.patience} needs --eval.best_metric")
+    if config.data.speech_style and config.eval.steps:
+        raise ValueError(
+            f"--eval.steps {config.eval.steps}: speech is judged by a reward that listens; use `speechrl eval` with "
+            "--reward.remote_url, or evaluate in speechrl train"
+        )
     if config.train.max_epochs != 1:
         raise ValueError("--train.max_epochs is for speechrl train; passes over the data are --train.num_episodes")
     if config.train.batch_size and config.train.batch_size < config.actor.num_ranks:
@@ -296,6 +328,11 @@ def check_algorithm(config: TrainConfig) -> None:
             "be lost: add --algo.kl.use_loss"
         )
     _check_filters(algo)
+    if algo.overlong_buffer_len > config.rollout.max_new_tokens:
+        raise ValueError(
+            f"--algo.overlong_buffer_len {algo.overlong_buffer_len} is above --rollout.max_new_tokens "
+            f"{config.rollout.max_new_tokens}: every completion would be punished"
+        )
     if algo.advantage.estimator == "mwer" and algo.policy_loss != "reinforce":
         raise ValueError("--algo.advantage.estimator mwer has no clipping: add --algo.policy_loss reinforce")
     if algo.policy_loss == "reinforce" and (config.train.max_epochs > 1 or config.train.batch_size):

@@ -18,9 +18,11 @@ from speechrl.evaluation.alignment import write_alignment
 from speechrl.evaluation.groups import parts_of, read_sets
 from speechrl.evaluation.hypotheses import write_hypotheses
 from speechrl.evaluation.metrics import Decoded, Samples, edit_totals, rates, rates_with_intervals
-from speechrl.launch import cluster, evaluation_engine
+from speechrl.evaluation.speech import write_speech
+from speechrl.launch import cluster, evaluation_engine, num_engines
 from speechrl.models.feature_cache import check_feature_cache
 from speechrl.models.load import read_family
+from speechrl.models.speech_prompts import spoken_reference
 from speechrl.reward.client import RewardClient
 from speechrl.rollout.engine import RolloutEngine, Sampling
 from speechrl.rollout.vllm_api import require_vllm
@@ -63,12 +65,25 @@ def samples_of(groups: Sequence[Group], options: Decoding, reward: RewardClient 
 
 
 def _decoded(group: Group, scores: Scores | None, book: Mapping[str, TextRules]) -> Samples:
+    """Of speech the text is what the reward heard, and there is none without."""
     rules = book.get(language_code(group.utterance.language or ""))
-    rewards = scores.rewards if scores is not None else (None,) * len(group.rollouts)
-    return tuple(
-        Decoded(group.utterance, rollout.text, rollout.language, rollout.finish_reason, reward, rollout.raw_text, rules)
-        for rollout, reward in zip(group.rollouts, rewards, strict=True)
-    )
+    samples = []
+    for index, rollout in enumerate(group.rollouts):
+        heard = scores.heard[index] if scores is not None and scores.heard else None
+        samples.append(
+            Decoded(
+                group.utterance,
+                rollout.text if heard is None else heard,
+                rollout.language,
+                rollout.finish_reason,
+                scores.rewards[index] if scores is not None else None,
+                rollout.raw_text,
+                rules,
+                readable=rollout.codes is None or heard is not None,
+                parts={name: values[index] for name, values in scores.parts.items()} if scores is not None else {},
+            )
+        )
+    return tuple(samples)
 
 
 def evaluate_sets(
@@ -106,7 +121,8 @@ def evaluate_models(config: EvalConfig) -> dict:
     reward = RewardClient.from_options(config.reward) if config.reward.remote_url else None
     if reward is not None:
         reward.probe()
-        reward.trial([_reference(next(iter(sets.values()))[0])])  # a wrong path or token is told now
+        first = next(iter(sets.values()))[0]
+        reward.trial([_reference(first, config.data.speech_style)])  # a wrong path or token is told now
     models = named_paths(config.model, "--model")
     for path in models.values():
         _, family = read_family(path, config.actor.trust_remote_code)  # a wrong path is told before the ranks start
@@ -118,8 +134,7 @@ def evaluate_models(config: EvalConfig) -> dict:
         "seed": config.seed,
         "models": {model: {"path": path, "sets": {}} for model, path in models.items()},
     }
-    num_engines = config.vllm.num_engines * (config.eval.engine == "vllm")
-    with closing(reward) if reward else nullcontext(), cluster(config.ray, config.actor.num_ranks, num_engines):
+    with closing(reward) if reward else nullcontext(), cluster(config.ray, config.actor.num_ranks, num_engines(config)):
         for model, path in models.items():
             with evaluation_engine(config, path) as engine:
                 engine.sync()
@@ -141,6 +156,7 @@ def _evaluate_set(
     groups, decode_s = decode(engine, utterances, config.eval, config.seed)
     samples = samples_of(groups, config.eval, None)
     folder.mkdir(parents=True, exist_ok=True)
+    write_speech(folder, groups)
     write_hypotheses(folder / "hypotheses.jsonl", samples)
     if reward is not None:
         samples = samples_of(groups, config.eval, reward)
@@ -151,9 +167,10 @@ def _evaluate_set(
     return entry | feature_cache_metrics(config.data, ranks)
 
 
-def _reference(utterance: Utterance) -> Group:
+def _reference(utterance: Utterance, speech_style: str) -> Group:
     """The reference as if the model had said it."""
-    said = Rollout((), (), "stop", 0, utterance.text, utterance.text, utterance.language)
+    written = Rollout((), (), "stop", 0, utterance.text, utterance.text, utterance.language)
+    said = spoken_reference(utterance) if speech_style else written
     return Group(Prompt(utterance, (), utterance.prompt or ""), (said,))
 
 

@@ -14,8 +14,10 @@ from speechrl.config import Common, EvalConfig, TrainConfig
 from speechrl.faults import RunError
 from speechrl.ports import free_address
 from speechrl.rollout.engine import EngineSpec, RolloutEngine
+from speechrl.rollout.speaking import SpeakingEngine
 from speechrl.rollout.vllm import NO_TURNS, Turns, VllmEngine, VllmServer
 from speechrl.sections import RayOptions, Vllm
+from speechrl.speech.decoder import CodecWorker
 from speechrl.training.group import PolicyGroup, RankGroup
 from speechrl.training.inference import InferenceRank
 from speechrl.training.policy import Place, PolicyRank
@@ -81,7 +83,9 @@ def start_policy(config: Common, ctc_units: dict[str, int] | None = None) -> Pol
     gpus = 1 if _on_gpu(config.actor.device) else 0
     placement = _reserve(num_ranks, gpus, config.ray.startup_timeout_s)
     gpu_share = gpus - gpus * (
-        REFERENCE_GPU_SHARE * _wants_reference(config) + ENGINE_GPU_SHARE * config.train.colocate_all
+        REFERENCE_GPU_SHARE * _wants_reference(config)
+        + ENGINE_GPU_SHARE * config.train.colocate_all
+        + _codec_gpu_share(config)
     )
     remote = ray.remote(_telling(PolicyRank))
     address, port = _meeting_point(placement)
@@ -113,14 +117,40 @@ def start_reference(config: TrainConfig, policy: PolicyGroup) -> RankGroup | Non
 
 
 def start_engine(config: TrainConfig, policy: PolicyGroup) -> RolloutEngine:
-    """What samples: the policy ranks themselves, or vLLM engines, without weights yet.
+    """What samples: the policy ranks themselves, or vLLM engines, without weights yet; with --data.speech_style codec
+    workers listen behind either.
 
     Engines have CPUs or GPUs of their own; with --train.colocate_all each shares a policy rank's GPU, whose turn it is.
     """
+    engine = policy if config.rollout.engine == "native" else _start_vllm(config, policy)
+    return _speaking(engine, config, policy.placement) if config.data.speech_style else engine
+
+
+def _speaking(engine: RolloutEngine, config: TrainConfig | EvalConfig, placement: Any) -> SpeakingEngine:
+    """The engine with codec workers behind it: on CPUs of their own, or each on a share of a rank's GPU."""
     import ray
 
-    if config.rollout.engine == "native":
-        return policy
+    options, on_gpu = config.codec, config.codec.device == "cuda" and _on_gpu("cuda")
+    remote = ray.remote(_telling(CodecWorker))
+    workers = []
+    for index in range(options.num_workers):
+        # a bundle's CPUs go to the ranks
+        place = {"num_cpus": 0, **_bundle(placement, index % config.actor.num_ranks)} if on_gpu else {"num_cpus": 1}
+        workers.append(remote.options(num_gpus=options.gpu_share * on_gpu, **place).remote(options, options.device))
+    return SpeakingEngine(engine, _ready(RankGroup(workers), config.ray.startup_timeout_s))
+
+
+def _codec_gpu_share(config: Common | EvalConfig) -> float:
+    """Share of each rank's GPU that codec workers take."""
+    if not isinstance(config, TrainConfig | EvalConfig) or not config.data.speech_style:
+        return 0.0
+    per_rank = -(-config.codec.num_workers // config.actor.num_ranks)
+    return per_rank * config.codec.gpu_share * (config.codec.device == "cuda")
+
+
+def _start_vllm(config: TrainConfig, policy: PolicyGroup) -> RolloutEngine:
+    import ray
+
     options, shared = config.vllm, config.train.colocate_all
     on_gpu = _on_gpu(config.actor.device)
     transfer = _transfer(config, on_gpu)
@@ -184,27 +214,29 @@ def evaluation_engine(config: EvalConfig, model: str) -> Iterator[RolloutEngine]
     """
     import ray
 
+    timeout_s = config.ray.startup_timeout_s
     with_vllm, on_gpu = config.eval.engine == "vllm", _on_gpu(config.actor.device)
     if with_vllm and on_gpu:
         _check_pairs(config)
-    ranks = _inference_ranks(config, model, on_gpu - ENGINE_GPU_SHARE * (with_vllm and on_gpu))
+    taken = ENGINE_GPU_SHARE * with_vllm + _codec_gpu_share(config)
+    ranks = _inference_ranks(config, model, on_gpu - taken * on_gpu)
     groups = [ranks]
     try:
-        _ready(ranks, config.ray.startup_timeout_s)
-        if not with_vllm:
-            yield ranks
-            return
-        spec = ray.get(ranks.ranks[0].engine_spec.remote(config.vllm, False))
-        placement = ranks.placement if on_gpu else None
-        servers = RankGroup(
-            [
-                _vllm_server(spec, config.vllm, config.seed, ENGINE_GPU_SHARE * on_gpu, placement, number)
-                for number in range(config.vllm.num_engines)
-            ]
-        )
-        groups.append(servers)
-        _ready(servers, config.ray.startup_timeout_s)
-        yield VllmEngine(servers.ranks, ranks, config.vllm, "host")
+        _ready(ranks, timeout_s)
+        engine: RolloutEngine = ranks
+        if with_vllm:
+            spec = ray.get(ranks.ranks[0].engine_spec.remote(config.vllm, False))
+            placement = ranks.placement if on_gpu else None
+            make = partial(_vllm_server, spec, config.vllm, config.seed, ENGINE_GPU_SHARE * on_gpu, placement)
+            servers = RankGroup([make(number) for number in range(config.vllm.num_engines)])
+            groups.append(servers)
+            _ready(servers, timeout_s)
+            engine = VllmEngine(servers.ranks, ranks, config.vllm, "host")
+        if config.data.speech_style:
+            speaking = _speaking(engine, config, ranks.placement)
+            groups.append(speaking.workers)
+            engine = speaking
+        yield engine
     finally:
         for group in reversed(groups):
             stop(group)
@@ -248,9 +280,11 @@ def stop(group: RankGroup) -> None:
         ray.util.remove_placement_group(group.placement)
 
 
-def num_engines(config: TrainConfig) -> int:
-    """vLLM engines of a run."""
-    return config.vllm.num_engines if config.rollout.engine == "vllm" else 0
+def num_engines(config: TrainConfig | EvalConfig) -> int:
+    """Actors beside the ranks: vLLM engines and codec workers."""
+    engine = config.rollout.engine if isinstance(config, TrainConfig) else config.eval.engine
+    workers = config.codec.num_workers if config.data.speech_style else 0
+    return workers + (config.vllm.num_engines if engine == "vllm" else 0)
 
 
 def _wants_reference(config: Common) -> bool:

@@ -20,13 +20,14 @@ from speechrl.models.feature_cache import check_feature_cache
 from speechrl.models.load import LoadedModel, load_processor, read_family
 from speechrl.models.prompts import PromptBuilder
 from speechrl.models.resources import check_resources
+from speechrl.models.speech_prompts import prompt_builder
 from speechrl.reward.client import RewardClient
 from speechrl.rollout.vllm_api import require_vllm
 from speechrl.sections import Data
 from speechrl.training.inference import pick_device
 from speechrl.training.run_folder import RunFolder
-from speechrl.training.weight_sync import engine_config
-from speechrl.types import Group, Rollout, Utterance
+from speechrl.training.weight_sync import engine_class
+from speechrl.types import Group, Utterance
 
 DECODED_SAMPLE = 100  # utterances decoded by `speechrl check` unless --whole
 
@@ -45,15 +46,15 @@ def preflight(config: Common, sets: dict[str, Sequence[Utterance]]) -> PromptBui
     if isinstance(config, TrainConfig) and config.algo.kl.init_coef and config.ref.model_name_or_path:
         _check_reference(builder, _read_builder(config, config.ref.model_name_or_path))
     if isinstance(config, TrainConfig) and config.rollout.engine == "vllm":
-        # raises where vLLM has no model for this family's language model
-        engine_config(read_family(config.actor.model_name_or_path, config.actor.trust_remote_code)[0], family)
+        shape, _ = read_family(config.actor.model_name_or_path, config.actor.trust_remote_code)
+        engine_class(family.layout.read_config(shape) if family.layout.read_config else shape, family)
     check_feature_cache(config.data, family, here=not config.ray.address)
     marks = tuple(set(builder.tokenizer.all_special_tokens) | set(family.output_tokens))
     flag = _language_flag(config, family)
     _check_slowing(config.data, builder)
     for utterances in sets.values():
         for utterance in utterances:
-            _check_fit(builder, utterance)
+            builder.check_fit(utterance)
             _check_text(utterance, marks, family.has_audio)
             if flag and not utterance.language:
                 raise ValueError(f"{utterance.where}: utterance {utterance.id} has no `language`; add it or use {flag}")
@@ -91,12 +92,12 @@ def _read_builder(config: Common, path: str) -> PromptBuilder:
 
 def _builder_of(processor: Any, family: Family, config: Common, path: str = "") -> PromptBuilder:
     loaded = LoadedModel(model=None, processor=processor, family=family, path=path)
-    return PromptBuilder(loaded, config.data.instruction, config.data.force_language)
+    return prompt_builder(loaded, config.data)
 
 
 def _check_reference(policy: PromptBuilder, reference: PromptBuilder) -> None:
     """The reference scores the policy's tokens, so both must mean the same by them."""
-    if reference.family is not policy.family:
+    if reference.family.name != policy.family.name:
         what = f"a {reference.family.name} model, the policy is {policy.family.name}"
     elif reference.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         what = "a model with another vocabulary than the policy's"
@@ -133,21 +134,6 @@ def _check_slowing(data: Data, builder: PromptBuilder) -> None:
             f"--data.augment.speeds {min(data.augment.speeds)} makes audio longer, up to --data.max_duration_s "
             f"{data.max_duration_s:g}, and {builder.family.name} hears {builder.max_audio_s:g} s: set "
             f"--data.max_duration_s {builder.max_audio_s:g}"
-        )
-
-
-def _check_fit(builder: PromptBuilder, utterance: Utterance) -> None:
-    family = builder.family
-    if utterance.audio is not None and not family.has_audio:
-        raise ValueError(
-            f"{utterance.where}: utterance {utterance.id} has audio, but the model ({family.name}) has no audio encoder"
-        )
-    if utterance.audio is None and family.has_audio:
-        raise ValueError(f"{utterance.where}: utterance {utterance.id} has no `audio`, which {family.name} needs")
-    if utterance.duration_s is not None and utterance.duration_s > builder.max_audio_s:
-        raise ValueError(
-            f"{utterance.where}: utterance {utterance.id} lasts {utterance.duration_s:.1f} s, {family.name} hears "
-            f"{builder.max_audio_s:g} s: set --data.max_duration_s {builder.max_audio_s:g} --data.on_error skip"
         )
 
 
@@ -194,6 +180,8 @@ def _decode(utterances: Sequence[Utterance], config: CheckConfig) -> int:
 
 def _round_trip(builder: PromptBuilder, utterance: Utterance) -> str:
     """The tokenizer must give a reference back, or rewards compare with something that can't be written."""
+    if builder.allowed_ids:
+        return f"speech tokens: {len(builder.allowed_ids) - 1}, and one that ends the speech"
     ids = builder.label_ids(utterance, with_language=bool(utterance.language))
     _, text, _ = builder.decode(ids[:-1], utterance)
     if text != utterance.text.strip():
@@ -212,8 +200,7 @@ def try_reward(client: RewardClient, builder: PromptBuilder, utterance: Utteranc
     --algo.advantage.estimator reads: before training, not in its first step.
     """
     prompt = builder.prepare(utterance).prompt
-    ids = builder.label_ids(utterance, with_language=bool(utterance.language))
-    rollout = Rollout(ids, (0.0,) * len(ids), "stop", 0, *builder.decode(ids[:-1], utterance))
+    rollout = builder.reference(utterance)
     scores = client.trial([Group(prompt, (rollout,) * config.rollout.n_samples_per_prompt)])[0]
     GroupRewards.from_scores([scores], config.algo.advantage.estimator)
     parts = ", ".join(f"{name} {values[0]}" for name, values in scores.parts.items())

@@ -63,6 +63,8 @@ def replay(config: ReplayConfig) -> list[Replayed]:
     there = steps_of(run)
     if not isinstance(saved, TrainConfig) or not there:
         raise ValueError(f"RUN {run}: no rollouts there; train with --tracking.save_rollouts")
+    if saved.data.speech_style:
+        raise ValueError(f"RUN {run}: its rollouts are speech, and what is stored are tokens, not what a reward hears")
     absent = sorted(set(config.steps) - set(there))
     if absent:
         raise ValueError(f"--steps {absent[0]}: there are rollouts of steps {there[0]} to {there[-1]}")
@@ -83,15 +85,16 @@ def replay(config: ReplayConfig) -> list[Replayed]:
 def _replay_step(
     config: TrainConfig, step: int, logged: Sequence[Logged], reward: RewardClient, logged_loss: float | None
 ) -> Replayed:
-    scores = reward.score([item.group for item in logged])
+    groups = [item.group for item in logged]
+    scores = stages.punished(config, groups, reward.score(groups))
     old = [value for item in logged for value in item.scores.rewards]
     new = [value for score in scores for value in score.rewards]
     kept = [(item, score) for item, score in zip(logged, scores, strict=True) if item.kept]
     refs = [[list(row) for row in item.ref_logprobs] for item, _ in kept if item.ref_logprobs]
     train_groups, _ = stages.advantages(config, [item.group for item, _ in kept], [score for _, score in kept], refs)
     before = list(chain.from_iterable(_advantages(item.train_group, item.scores) for item, _ in kept))
-    by_id = {id(item.group): item for item in train_groups}
-    after = list(chain.from_iterable(_advantages(by_id.get(id(item.group)), score) for item, score in kept))
+    by_id = {item.group.utterance.id: item for item in train_groups}
+    after = list(chain.from_iterable(_advantages(by_id.get(item.group.utterance.id), score) for item, score in kept))
     reward_changes, advantage_changes = _changes(old, new), _changes(before, after)
     return Replayed(
         step=step,

@@ -18,8 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from speechrl.sections import Tracking
-from speechrl.types import AudioRef, Augmentation, Group, Prompt, Rollout, Scores, TrainGroup, Utterance
+from speechrl.types import Group, Prompt, Rollout, Scores, TrainGroup, Utterance
 
 FOLDER = "rollouts"
 COMPRESSION = 6  # gzip's default: token ids and log-probs shrink to about a third
@@ -72,7 +74,7 @@ class RolloutLog:
         if not self.enabled:
             return
         self.folder.mkdir(exist_ok=True)
-        trained = {id(item.group): item for item in train_groups}
+        trained = {item.group.utterance.id: item for item in train_groups}  # no utterance is twice in a step
         path = self.folder / f"step_{step}.jsonl.gz"
         partial = path.with_suffix(".partial")
         refs = iter(ref_logprobs)
@@ -80,7 +82,7 @@ class RolloutLog:
         with partial.open("wb") as raw, gzip.GzipFile("", "wb", COMPRESSION, raw, mtime=0) as stream:
             for group, scores, verdict in self._held:
                 ref = next(refs, None) if verdict == "kept" else None
-                record = {"step": step} | _record(group, scores, verdict, trained.get(id(group)), ref)
+                record = {"step": step} | _record(group, scores, verdict, trained.get(group.utterance.id), ref)
                 stream.write((json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode())
         os.replace(partial, path)
         self._held.clear()
@@ -162,21 +164,9 @@ def _plain(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
 
 
-def _tuples(value: Any) -> Any:
-    """JSON's lists as the tuples that they were."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
 def _logged(record: dict[str, Any]) -> Logged:
     values = {"text": ""} | record["utterance"]  # an empty one was left out
-    audio, keywords = values.pop("audio", None), tuple(values.pop("keywords", ()))
-    change = values.pop("augmentation", None)
-    utterance = Utterance(
-        **values,
-        audio=AudioRef(**audio) if audio else None,
-        keywords=keywords,
-        augmentation=Augmentation(**{key: _tuples(value) for key, value in change.items()}) if change else None,
-    )
+    utterance = TypeAdapter(Utterance).validate_python(values)
     prompt = record["prompt"]
     rows = record["rollouts"]
     rollouts = tuple(

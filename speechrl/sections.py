@@ -93,6 +93,8 @@ class Selection(Section):
     """Text given beside the audio where an utterance has no `prompt` of its own; the family's default if empty."""
     force_language: bool = False
     """Tell the model the utterance's language instead of letting it say it (families with a language tag)."""
+    speech_style: Literal["", "llasa", "flat", "orpheus", "cosyvoice2"] = ""
+    """The model speaks: how its prompts and speech tokens look (docs/tts.md); it writes text if empty."""
     feature_cache: str = ""
     """Folder that keeps the outputs of a frozen encoder over steps and runs, for any number of processes; off if empty.
     """
@@ -210,6 +212,24 @@ class Vllm(Section):
     """How weights travel: through the host's memory, as a CUDA IPC handle on a shared GPU, or by NCCL broadcast."""
 
 
+class Codec(Section):
+    """What turns a model's speech tokens into sound (with --data.speech_style)."""
+
+    name_or_path: str = ""
+    """Folder or hub id of a codec (X-codec 2, DAC, Mimi, EnCodec, SNAC, or one of `speechrl codec`), or a server's URL.
+    """
+    num_workers: int = Field(default=1, ge=1)
+    """Ray actors that decode."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where they run; cuda: on a share of the ranks' GPUs."""
+    gpu_share: float = Field(default=0.2, gt=0, le=1)
+    """Share of a rank's GPU that a worker takes, with --codec.device cuda."""
+    batch_size: int = Field(default=16, ge=1)
+    """Clips of equal length decoded together."""
+    loudness_db: float = Field(default=-23.0, le=0)
+    """Level of active speech below full scale that every sound gets."""
+
+
 class Advantage(Section):
     """How a group's rewards become advantages."""
 
@@ -258,6 +278,12 @@ class Algo(Section):
     """Divide once by all trained tokens, by each length and all sequences, or by sequences and a constant length."""
     constant_length: int = Field(default=0, ge=0)
     """The length for `constant`; --rollout.max_new_tokens if 0."""
+    overlong_buffer_len: int = Field(default=0, ge=0)
+    """Punish the last N tokens before --rollout.max_new_tokens, linearly up to the limit (DAPO); 0 is off."""
+    overlong_penalty_factor: float = Field(default=1.0, gt=0)
+    """What a completion at the limit loses of its reward, with --algo.overlong_buffer_len."""
+    mask_truncated: bool = False
+    """Do not train on completions that reach --rollout.max_new_tokens; they count for their group's baseline."""
     dynamic_filtering_enable: bool = False
     """Sample further prompts until the batch is full of groups with spread (and in the range, if there is one)."""
     dynamic_filtering_range: tuple[float, float] | None = None

@@ -16,6 +16,7 @@ import torch
 from speechrl.algorithms.advantages import ADVANTAGES, GroupRewards, as_rows, has_spread
 from speechrl.algorithms.filters import DROPPED, Verdict, judge
 from speechrl.algorithms.kl import KL_ESTIMATORS
+from speechrl.algorithms.overlong import mask_truncated, punish
 from speechrl.config import TrainConfig
 from speechrl.data.mix import MixedLoader
 from speechrl.reward.client import RewardClient, merge_answers
@@ -27,7 +28,7 @@ from speechrl.rollout_log import RolloutLog
 from speechrl.sections import Data, Train
 from speechrl.tracking import Tracker
 from speechrl.training.group import PolicyGroup, RankGroup
-from speechrl.types import Group, Scores, TrainGroup, Utterance
+from speechrl.types import Group, Rollout, Scores, TrainGroup, Utterance
 
 Metrics = dict[str, float]
 RefLogprobs = list[list[list[float]]]  # [P][G][T]; empty without a reference
@@ -74,6 +75,7 @@ def collect(
         upcoming = loader.upcoming() if config.data.prefetch else []
         fresh, scores, answer = _sample_and_score(engine, reward, utterances, sampling(config, step), upcoming)
         answers.append(answer)
+        scores = punished(config, fresh, scores)
         if all(value is None for score in scores for value in score.rewards):
             print(f"warning: step {step + 1}: the reward gave None for every completion, nothing is learnt", flush=True)
         seen += zip(fresh, scores, strict=True)
@@ -133,6 +135,15 @@ def _with_surplus(verdicts: Sequence[Verdict], wanted: int) -> list[str]:
     return found
 
 
+def punished(config: TrainConfig, groups: Sequence[Group], scores: list[Scores]) -> list[Scores]:
+    """The scores, lowered for completions near the token limit if --algo.overlong_buffer_len asks for it."""
+    algo = config.algo
+    if not algo.overlong_buffer_len:
+        return scores
+    limit = config.rollout.max_new_tokens
+    return punish(groups, scores, limit, algo.overlong_buffer_len, algo.overlong_penalty_factor)
+
+
 def spread_mask(config: TrainConfig, scores: Sequence[Scores]) -> list[bool]:
     """Which groups carry a gradient: by the standard deviation of what the estimator reads, not by the mean."""
     options = config.algo.advantage
@@ -164,7 +175,8 @@ def reference_logprobs(
     if reference is None or not groups:
         return []
     same_encoder = "encoder" in config.actor.freeze and not config.ref.model_name_or_path
-    return reference.logprobs(groups, config.rollout.temperature, config.train, policy if same_encoder else None)
+    bare = [_for_training(group) for group in groups]
+    return reference.logprobs(bare, config.rollout.temperature, config.train, policy if same_encoder else None)
 
 
 def advantages(
@@ -183,12 +195,19 @@ def advantages(
         rewards = replace(rewards, rewards_PG=rewards.rewards_PG - kl.init_coef * kl_PG)
         metrics["reward/kl_penalty_nats"] = float(kl_PG.mean())
     rows = as_rows(ADVANTAGES[estimator](rewards), scores)
+    if config.algo.mask_truncated:
+        rows = [mask_truncated(*pair) for pair in zip(groups, rows, strict=True)]
     train_groups = [
-        TrainGroup(group, rows[index], tuple(map(tuple, ref_logprobs[index])) if ref_logprobs else ())
+        TrainGroup(_for_training(group), rows[index], tuple(map(tuple, ref_logprobs[index])) if ref_logprobs else ())
         for index, group in enumerate(groups)
         if spread_P[index]
     ]
     return train_groups, metrics
+
+
+def _for_training(group: Group) -> Group:
+    """Without what only rewards needed: sounds would travel to every rank."""
+    return replace(group, rollouts=tuple(replace(rollout, sound=None, codes=None) for rollout in group.rollouts))
 
 
 def _sequence_kl(group: Group, ref: list[list[float]], estimator: str) -> list[float]:
@@ -211,17 +230,30 @@ def update(config: TrainConfig, train_groups: Sequence[TrainGroup], policy: Poli
 
 
 def rollout_metrics(groups: Sequence[Group]) -> Metrics:
-    """Lengths, ends and error rates of the sampled completions."""
+    """Lengths and ends of the sampled completions; error rates of texts, durations of speech."""
     rollouts = [(group.utterance, rollout) for group in groups for rollout in group.rollouts]
     tokens = sum(len(rollout.token_ids) for _, rollout in rollouts)
-    counts = [char_counts(rollout.text, utterance.text, utterance.language) for utterance, rollout in rollouts]
+    counts = [
+        char_counts(rollout.text, utterance.text, utterance.language)
+        for utterance, rollout in rollouts
+        if rollout.codes is None
+    ]
+    spoken = [rollout for _, rollout in rollouts if rollout.codes is not None]
     return {
         "rollout/tokens": float(tokens),
         "rollout/length_mean_tokens": tokens / len(rollouts),
         "rollout/overlong_share": sum(rollout.finish_reason == "length" for _, rollout in rollouts) / len(rollouts),
         "rollout/logprob_mean_nats": sum(sum(rollout.logprobs) for _, rollout in rollouts) / tokens,
-        "rollout/cer": corpus_rate(counts),
+        **({"rollout/cer": corpus_rate(counts)} if counts else {}),
+        **(speech_metrics(spoken) if spoken else {}),
     }
+
+
+def speech_metrics(spoken: Sequence[Rollout]) -> Metrics:
+    """invalid_share: completions whose tokens make no speech; seconds: of those that do."""
+    sounds = [rollout.sound.duration_s for rollout in spoken if rollout.sound is not None]
+    metrics = {"rollout/invalid_share": 1 - sum(bool(rollout.codes) for rollout in spoken) / len(spoken)}
+    return metrics | ({"rollout/speech_mean_s": sum(sounds) / len(sounds)} if sounds else {})
 
 
 def reward_metrics(scores: Sequence[Scores]) -> Metrics:

@@ -10,6 +10,8 @@ import json
 import logging
 import math
 import os
+import re
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from speechrl.sections import Tracking
+from speechrl.speech.sound import write_sound
 from speechrl.types import Group, Scores
 
 logger = logging.getLogger(__name__)
@@ -35,6 +38,7 @@ PROGRESS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 LOSS = ("loss", ("train/loss",), "{:.4f}")
 # Rich takes 80 columns where the output is a file; tables of transcripts need more.
 LOG_FILE_COLUMNS = 140
+KEPT_TABLES = 50  # whose sounds stay on disk
 
 
 class Tracker:
@@ -153,8 +157,21 @@ class Tracker:
         """
         for group, score, advantage_G in zip(groups, scores, advantages, strict=True):
             self._console.print(_table(step, group, score, advantage_G))
+            self._keep_sounds(step, group)
+        kept = sorted((self.output_dir / "audio").glob("step_*"), key=lambda path: path.stat().st_mtime)
+        for path in kept[:-KEPT_TABLES]:
+            shutil.rmtree(path)
         records = [_record(step, *row) for row in zip(groups, scores, advantages, strict=True)]
         _append(self.samples_path, records)
+
+    def _keep_sounds(self, step: int, group: Group) -> None:
+        """audio/step_N/ID_G.wav of the speech in a table, to listen to."""
+        for index, rollout in enumerate(group.rollouts):
+            if rollout.sound is not None:
+                name = re.sub(r"[^\w.-]", "_", group.utterance.id)
+                path = self.output_dir / "audio" / f"step_{step}" / f"{name}_{index}.wav"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_sound(path, rollout.sound)
 
     def close(self) -> None:
         """Finish the backends. The files need no closing: each line is on disk once `log` returns."""
@@ -245,15 +262,15 @@ def _duration(seconds: float) -> str:
 def _record(step: int, group: Group, scores: Scores, advantage_G: Sequence[float | None]) -> dict[str, Any]:
     hypotheses = [
         {
-            "text": rollout.text,
+            "text": said,
             "raw_text": rollout.raw_text,
             "finish_reason": rollout.finish_reason,
             "reward": _finite(reward),
             "parts": {name: _finite(values[index]) for name, values in scores.parts.items()},
             "advantage": _finite(advantage),
         }
-        for index, (rollout, reward, advantage) in enumerate(
-            zip(group.rollouts, scores.rewards, advantage_G, strict=True)
+        for index, (rollout, said, reward, advantage) in enumerate(
+            zip(group.rollouts, _said(group, scores), scores.rewards, advantage_G, strict=True)
         )
     ]
     utterance = group.utterance
@@ -266,6 +283,12 @@ def _record(step: int, group: Group, scores: Scores, advantage_G: Sequence[float
     }
 
 
+def _said(group: Group, scores: Scores) -> Sequence[str]:
+    """Texts as they are; of speech what the reward heard, or how much there is of it."""
+    own = [item.text if item.codes is None else item.raw_text for item in group.rollouts]
+    return scores.heard or own
+
+
 def _table(step: int, group: Group, scores: Scores, advantage_G: Sequence[float | None]) -> Table:
     # Text objects, not strings: rich would read "[noise]" in a transcript as markup and drop it.
     title = Text(f"step {step}  {group.utterance.id}: {group.utterance.text}")
@@ -273,10 +296,10 @@ def _table(step: int, group: Group, scores: Scores, advantage_G: Sequence[float 
     for name in ("reward", "advantage", *scores.parts):
         table.add_column(Text(name), justify="right", no_wrap=True)
     table.add_column("hypothesis", overflow="fold")
-    for index, rollout in enumerate(group.rollouts):
+    for index, (rollout, said) in enumerate(zip(group.rollouts, _said(group, scores), strict=True)):
         parts = [values[index] for values in scores.parts.values()]
         cells = [_number(value) for value in (scores.rewards[index], advantage_G[index], *parts)]
-        text = rollout.text + (" …" if rollout.finish_reason == "length" else "")
+        text = said + (" …" if rollout.finish_reason == "length" else "")
         table.add_row(*cells, Text(text) if text else Text("(empty)", style="dim"))
     return table
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 FinishReason = Literal["stop", "length"]
+Codes = tuple[tuple[int, ...], ...]  # of speech: one tuple a frame, in the order of its tokens
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,24 @@ class Augmentation:
 
 
 @dataclass(frozen=True)
+class Speaker:
+    """A recording of the voice that is to speak. text: what it says; codes: its speech codes; "" and () if not told."""
+
+    audio: AudioRef
+    text: str = ""
+    codes: Codes = ()
+
+
+@dataclass(frozen=True)
 class Utterance:
     """One line of a manifest. `audio` is None for text tasks, whose input is `prompt`.
 
     `text` is the reference (the label of a reward); `prompt` is an extra text for the model: the whole input of a text
     task, the instruction or context of an audio one. `where` is "file:line", for messages. `augmentation` is what
     training does to the audio this time; `duration_s` is then of the audio that the model hears.
+
+    Of speech synthesis `text` is what is to be said, `audio` somebody saying it, `speaker` whose voice is to be used,
+    and `codes` are those of `audio`, which supervised fine-tuning trains.
     """
 
     id: str
@@ -74,6 +87,8 @@ class Utterance:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     where: str = ""
     augmentation: Augmentation | None = None
+    speaker: Speaker | None = None
+    codes: Codes = ()
 
 
 @dataclass(frozen=True)
@@ -87,6 +102,22 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Sound:
+    """Mono speech: 16-bit little-endian samples, the same bytes in memory, in a file and over HTTP."""
+
+    pcm: bytes
+    rate_hz: int
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.pcm) // 2
+
+    @property
+    def duration_s(self) -> float:
+        return self.num_samples / self.rate_hz
+
+
+@dataclass(frozen=True)
 class Rollout:
     """One sampled completion.
 
@@ -94,6 +125,8 @@ class Rollout:
     logprobs: natural log, one per token, of the distribution that was sampled from (so after the temperature).
     raw_text: the completion decoded with its tags; text: the transcript alone; language: what the model said it heard.
     weights_version: number of optimiser steps behind the weights that sampled it.
+    codes: of a completion that is speech, () where its tokens make none; None for a text. sound: what a codec made of
+    the codes; None for a text, where there are no codes, and once nobody will listen any more.
     """
 
     token_ids: tuple[int, ...]
@@ -103,6 +136,8 @@ class Rollout:
     raw_text: str
     text: str
     language: str | None = None
+    codes: Codes | None = None
+    sound: Sound | None = None
 
 
 @dataclass(frozen=True)
@@ -125,12 +160,14 @@ class Scores:
     parts: named components of the reward, each G long; None abstains.
     weights: of the parts in the reward, by name; empty unless the reward tells them.
     filter_scores: OpenRLHF's second number per rollout, which filters read in place of the reward; empty without.
+    heard: what a recogniser made of each rollout that is speech; empty where the reward doesn't tell.
     """
 
     rewards: tuple[float | None, ...]
     parts: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
     filter_scores: tuple[float | None, ...] = ()
+    heard: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

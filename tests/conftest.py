@@ -13,7 +13,7 @@ from speechrl.data.audio import write_wav
 from speechrl.data.manifest import write_manifest
 from speechrl.models.export import write_folder
 from speechrl.models.load import load_model
-from speechrl.models.tiny import build_causal_lm, build_qwen2_audio, build_qwen3_asr
+from speechrl.models.tiny import build_causal_lm, build_qwen2_audio, build_qwen3_asr, build_speech_lm
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 torch.set_num_threads(1)
@@ -57,6 +57,14 @@ def causal_lm(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A random Qwen3 language model of 32 hidden units."""
     path = tmp_path_factory.mktemp("models") / "causal_lm"
     build_causal_lm(path, CHARACTERS, width=32)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def speech_lm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random Qwen3 language model of 32 hidden units with 64 of Llasa's speech tokens."""
+    path = tmp_path_factory.mktemp("models") / "speech_lm"
+    build_speech_lm(path, CHARACTERS, ["turn", "on", "check"], 64, width=32, layers=2)
     return str(path)
 
 

@@ -39,6 +39,8 @@ CONFIGS: dict[str, type[Section]] = {
     "transcribe": options.TranscribeConfig,
     "serve-reward": options.ServeRewardConfig,
     "synth": options.SynthConfig,
+    "make-codec": options.MakeCodecConfig,
+    "encode-speech": options.EncodeSpeechConfig,
 }
 
 

@@ -10,13 +10,17 @@ import time
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 import torch
 import yaml
 
+from speechrl.data.audio import write_wav
+from speechrl.data.manifest import write_manifest
 from speechrl.models.load import load_model
 from speechrl.models.tiny import build_qwen3_asr
 from speechrl.ports import free_socket_port
+from speechrl.speech.vq import NUM_MELS, VqCodec
 
 from .conftest import CHARACTERS
 
@@ -126,6 +130,47 @@ def test_export_command_gives_the_checkpoint(five_steps: Path, tmp_path: Path) -
         load_model(str(path)).model.state_dict() for path in (tmp_path / "out", five_steps / "hf" / "step_4")
     )
     assert all(torch.equal(tensor, written[name]) for name, tensor in exported.items())
+
+
+LISTENING_REWARD = """
+def reward_func(queries, prompts, labels, *, generated_audio, **kwargs):
+    seconds = [0.0 if sound is None else sound.duration_s for sound in generated_audio]
+    parts = {"short": [1 - value for value in seconds], "spoken": [float(value > 0) for value in seconds]}
+    heard = ["turn on" if value > 0.2 else "" for value in seconds]
+    return {"rewards": parts["short"], "parts": parts, "weights": {"short": 1.0, "spoken": 0.0}, "heard": heard}
+"""
+
+
+def test_a_model_that_speaks_trains_on_the_same_loop(speech_lm: str, tmp_path: Path) -> None:
+    """Tokens, codec workers, a reward that listens, gdpo, evaluation of what was heard: three steps of all of it."""
+    stream = np.random.default_rng(0)
+    VqCodec(stream.normal(-3, 1, (64, 4 * NUM_MELS))).save(tmp_path / "codec")
+    (tmp_path / "reward.py").write_text(LISTENING_REWARD)
+    write_wav(tmp_path / "v.wav", (0.1 * stream.standard_normal(8000)).astype(np.float32), 16000)
+    rows = [
+        {"id": f"t{i}", "text": "turn on " + "abcdefgh"[i], "speaker_audio": "v.wav", "speaker_text": "check",
+         "speaker_codes": [[i], [3]]}
+        for i in range(8)
+    ]  # fmt: skip
+    write_manifest(tmp_path / "m.jsonl", rows)
+    flags = train_flags(speech_lm, str(tmp_path / "m.jsonl"), tmp_path / "run", 3)
+    flags[flags.index("rewards/asr.py")] = str(tmp_path / "reward.py")
+    speechrl(
+        "train", *flags, "--data.speech_style", "llasa", "--codec.name_or_path", tmp_path / "codec",
+        "--algo.advantage.estimator", "gdpo", "--algo.overlong_buffer_len", "4",
+        "--eval.dataset", f"dev={tmp_path / 'm.jsonl'}", "--eval.steps", "3", "--eval.max_new_tokens", "8",
+        "--eval.temperature", "1", "--tracking.no_tensorboard",
+    )  # fmt: skip
+    lines = metrics_of(tmp_path / "run")
+    for line in lines:
+        assert line["gap/abs_mean_nats"] < 1e-4 and line["train/grad_norm"] > 0
+        assert 0.04 <= line["rollout/speech_mean_s"] <= 8 * 0.04  # frames of 40 ms, eight tokens at most
+        assert line["reward/part/spoken/mean"] == pytest.approx(1 - line["rollout/invalid_share"])
+        assert -1 <= line["reward/part/overlong/mean"] <= 0 and line["time/decode_s"] > 0
+        assert "rollout/cer" not in line
+    assert 0 <= lines[-1]["eval/dev/cer"] <= 1 and lines[-1]["eval/dev/part/spoken"] <= 1
+    sounds = list((tmp_path / "run" / "audio").glob("step_*/t*.wav"))
+    assert 0 < len(sounds) <= 2 * 2 * 4  # two tables of two groups of four
 
 
 def test_a_reward_that_raises_stops_the_run_and_names_the_sample(causal_lm: str, tmp_path: Path) -> None:

@@ -83,7 +83,8 @@ def test_keyword_arguments_and_parts(tmp_path):
     plugin = load(
         tmp_path,
         "def reward_func(queries, prompts, labels, **kwargs):\n"
-        "    names = 'responses metadata languages keywords audio_paths durations_s finish_reasons raw_responses'\n"
+        "    names = 'responses metadata languages keywords audio_paths durations_s finish_reasons raw_responses '\n"
+        "    names += 'generated_audio speaker_paths'\n"
         "    assert list(kwargs) == names.split()\n"
         "    n = [len(r) for r in kwargs['responses']]\n"
         "    kwargs['responses'].clear()\n"

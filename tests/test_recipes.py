@@ -36,6 +36,7 @@ PARSED: dict[str, type[options.Section]] = {
     "export": options.ExportConfig,
     "transcribe": options.TranscribeConfig,
     "check": options.CheckConfig,
+    "encode-speech": options.EncodeSpeechConfig,
 }
 
 
@@ -72,14 +73,15 @@ def test_recipe_parses(recipe: Path, tmp_path: Path) -> None:
     calls = calls_of([str(recipe), *flags, "--train.max_steps", "7"], tmp_path)
     configs = [parse(call) for call in calls if call.program == "speechrl"]
     trained = [config for config in configs if type(config) is options.TrainConfig]
-    assert [config.train.max_steps for config in trained] == [7]
+    steps = [config.train.max_steps for config in trained]
+    assert steps[-1] == 7 and len(steps) == 1 + (recipe.parent.name == "tts" and recipe.stem == "quickstart")  # its ASR
     assert len(configs) >= 2
     scripts = [call.words[0] for call in calls if call.program == "python"]
     assert all((ROOT / script).is_file() for script in scripts)
 
 
 def test_there_are_recipes_for_speech_and_text() -> None:
-    assert {path.parent.name for path in RECIPES} >= {"asr", "text"}
+    assert {path.parent.name for path in RECIPES} >= {"asr", "text", "tts"}
 
 
 # --- those for real checkpoints, on fakes ---------------------------------------------------------------------------

@@ -143,6 +143,7 @@ def test_every_field_of_an_answer_is_in_the_reply_and_in_the_schema():
         "extra_logs": {},
         "weights": {},
         "log_counts": {},
+        "heard": [],
     }
 
 
@@ -168,6 +169,7 @@ def test_bad_keys_are_named_and_the_schema_told(tmp_path):
             "parts",
             "weights",
             "log_counts",
+            "heard",
         ]
         assert metric(base, 'requests_total{status="422"}') == 4
         assert metric(base, "completions_total") == 0

@@ -33,7 +33,7 @@ def run(name: str, pairs: list[tuple[str, str]], keywords: tuple[str, ...] = (),
 
 
 def test_every_file_is_tested_here():
-    names = {"asr.py", "asr.yaml", "asr_hotword.py", "asr_robust.py", "text_rule.py", "template.py"}
+    names = {"tts.py", "asr.py", "asr.yaml", "asr_hotword.py", "asr_robust.py", "text_rule.py", "template.py"}
     assert {path.name for path in FOLDER.iterdir() if path.is_file()} == names
 
 
@@ -43,7 +43,10 @@ def test_every_file_tells_the_weights_of_its_parts(name):
     assert answer.weights.keys() == answer.parts.keys() and sum(answer.weights.values()) > 0
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.iterdir() if path.is_file()))
+# tts.py listens instead of reading: tests/test_speaking.py
+@pytest.mark.parametrize(
+    "name", sorted(path.name for path in FOLDER.iterdir() if path.is_file() and path.name != "tts.py")
+)
 def test_every_file_gives_the_reference_the_most(name):
     pairs = [("turn on the light", "turn on the light"), ("turn on", "turn on the light"), ("", "turn on the light")]
     rewards = run(name, pairs, keywords=("light", "sound"), durations_s=[1.5] * 3).rewards

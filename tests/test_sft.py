@@ -14,9 +14,9 @@ from speechrl.models.load import load_model
 from speechrl.models.policy import PolicyModule
 from speechrl.models.prompts import PromptBuilder
 from speechrl.ports import free_socket_port
+from speechrl.saving import Saver
 from speechrl.sections import Actor, Adam, Ckpt, Data, Ds, Eval, Sft, Train
 from speechrl.sft import rates_of
-from speechrl.stages import Saver
 from speechrl.training.batch import Packing, Row, collate
 from speechrl.training.policy import Place, PolicyRank
 
@@ -143,6 +143,9 @@ class _Stand:
     def export(self, *_):
         return Path("best")
 
+    def checkpoint_states(self):
+        return []
+
 
 def test_training_stops_after_evaluations_without_a_better_one() -> None:
     config = SftConfig(
@@ -150,7 +153,7 @@ def test_training_stops_after_evaluations_without_a_better_one() -> None:
         ckpt=Ckpt(save_hf=False),
         sft=Sft(patience=2),
     )
-    saver = Saver(config, _Stand(), _Stand(), None)  # type: ignore[arg-type]
+    saver = Saver(config, _Stand(), _Stand(), None, "digest")  # type: ignore[arg-type]
     stops = []
     for step, value in enumerate([0.5, 0.6, 0.4, 0.41, None, 0.4, 0.3], start=1):
         metrics = {} if value is None else {"eval/dev/cer": value}

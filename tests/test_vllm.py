@@ -13,7 +13,7 @@ import torch
 
 from speechrl.data.manifest import read_manifest
 from speechrl.launch import cluster
-from speechrl.models.tiny import build_causal_lm, build_qwen2_audio, build_qwen3_asr
+from speechrl.models.tiny import build_qwen2_audio, build_qwen3_asr, build_speech_lm
 from speechrl.rollout.engine import Completion, Sampling
 from speechrl.rollout.vllm import Sampled, VllmServer
 from speechrl.rollout.weights import pack
@@ -36,7 +36,8 @@ OPTIONS = Vllm(max_model_len=256, max_audio_tokens=40, enforce_eager=True)  # so
 MODELS = {
     "qwen3_asr tied": lambda path: build_qwen3_asr(path, CHARACTERS, width=160, encoder_layers=1, decoder_layers=2),
     "qwen2_audio untied": lambda path: build_qwen2_audio(path, CHARACTERS, width=128),
-    "causal_lm tied": lambda path: build_causal_lm(path, CHARACTERS, width=160),
+    # a language model that may only sample its speech tokens: a mask in place of a bias on banned ids
+    "speech_lm tied": lambda path: build_speech_lm(path, CHARACTERS, ["turn", "on"], 64, width=160),
 }
 
 
@@ -66,12 +67,13 @@ def pair(
     """A policy rank in this process and an engine that has its weights."""
     path = tmp_path_factory.mktemp("vllm") / "model"
     MODELS[request.param](path)
-    rank = policy_rank(make_config(str(path), noise_manifest))
+    config = make_config(str(path), noise_manifest)
+    if request.param.startswith("speech"):
+        config = config.model_copy(update={"data": config.data.model_copy(update={"speech_style": "llasa"})})
+    rank = policy_rank(config)
     server = Server(rank.engine_spec(OPTIONS, sleeps=False), OPTIONS, 0)
     sync(rank, server)
     utterances = read_manifest(noise_manifest)[:5]
-    if not rank.family.has_audio:
-        utterances = [replace(item, audio=None, prompt=f"{item.text} ->") for item in utterances]
     yield rank, server, utterances
     ray.kill(server.actor)
 

@@ -43,9 +43,11 @@ def check_utterances(
 
 def _checked(utterance: Utterance, min_duration_s: float, max_duration_s: float, decode: bool) -> Utterance:
     """The utterance with its measured duration. Raises AudioError naming file:line and id."""
+    where = f"{utterance.where}: utterance {utterance.id}"
+    if utterance.speaker is not None:
+        duration_s_of(utterance.speaker.audio, f"{where}: speaker")
     if utterance.audio is None:
         return utterance
-    where = f"{utterance.where}: utterance {utterance.id}"
     if decode:
         measured_s = len(load_audio(utterance.audio, CHECK_RATE_HZ, where)) / CHECK_RATE_HZ
     else:

@@ -3,7 +3,10 @@
 One JSON object a line: `text` (required; "" for silence), `audio` (relative to the manifest's folder, or absolute),
 `id`, `prompt`, `language`, `keywords` (list of words), `duration_s` (seconds). With `offset_s` the audio is the segment
 of `duration_s` seconds that starts there; with `row` it is that row of the `datasets` folder at `audio`. Every other
-key becomes metadata. A `datasets` folder (save_to_disk) has the same names as columns, `audio` being an Audio feature.
+key becomes metadata. Of speech synthesis: `speaker_audio` (a recording of the voice), `speaker_text` (what it says),
+`voice` (a name that the model knows; metadata), and what `speechrl encode-speech` adds: `codes`, `speaker_codes` (a
+list of codes per frame). A `datasets` folder (save_to_disk) has the same names as columns, `audio` being an Audio
+feature.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from speechrl.types import AudioRef, Utterance
+from speechrl.types import AudioRef, Codes, Speaker, Utterance
 
 KNOWN = (
     "id", "text", "audio", "row", "offset_s", "offset", "prompt", "language", "keywords", "duration_s", "duration",
 )  # fmt: skip
+OF_SPEECH = ("speaker_audio", "speaker_text", "speaker_codes", "codes")
 
 
 class ManifestError(ValueError):
@@ -161,7 +165,7 @@ def _read_jsonl(path: Path) -> Iterator[Utterance]:
         if audio == "":
             raise ManifestError(f"{where}: `audio` is empty; give a path, or leave the key out for a text task")
         ref = None if audio is None else _audio_ref(row, os.path.normpath(path.parent / audio), where)
-        yield _utterance(row, ref, where, f"{path.stem}:{number}")
+        yield _utterance(row, ref, where, f"{path.stem}:{number}", path.parent)
 
 
 def _audio_ref(row: Mapping[str, Any], path: str, where: str) -> AudioRef:
@@ -206,16 +210,20 @@ def _read_dataset(path: Path) -> Iterator[Utterance]:
     for index, row in enumerate(rows):
         where = f"{path}:{index}"
         ref = _audio_ref({**row, "row": index}, str(path), where) if has_audio else None
-        yield _utterance(row, ref, where, f"{path.name}:{index}")
+        yield _utterance(row, ref, where, f"{path.name}:{index}", path)
 
 
-def _utterance(row: Mapping[str, Any], audio: AudioRef | None, where: str, default_id: str) -> Utterance:
+def _utterance(row: Mapping[str, Any], audio: AudioRef | None, where: str, default_id: str, folder: Path) -> Utterance:
     """Raises ManifestError when a value is missing or has the wrong type. A null counts as missing."""
     text, prompt = _text(row, "text", where), _text(row, "prompt", where)
     if text is None:
         raise ManifestError(f'{where}: no `text` (keys: {sorted(row)}); give the reference, "" for silence')
-    if audio is None and prompt is None:
-        raise ManifestError(f"{where}: neither `audio` nor `prompt` (keys: {sorted(row)}); give the model an input")
+    speaker = _speaker(row, where, folder)
+    if audio is None and prompt is None and speaker is None and row.get("voice") is None:
+        raise ManifestError(
+            f"{where}: neither `audio` nor `prompt` (keys: {sorted(row)}); give the model an input (to be spoken: "
+            "`speaker_audio` or `voice`)"
+        )
     id_ = typed(row, "id", (str, int), where)
     if id_ == "":
         raise ManifestError(f"{where}: `id` is empty; give a name, or leave the key out")
@@ -227,9 +235,29 @@ def _utterance(row: Mapping[str, Any], audio: AudioRef | None, where: str, defau
         language=_text(row, "language", where) or None,
         keywords=_keywords(row, where),
         duration_s=read_duration_s(row, where),
-        metadata={key: value for key, value in row.items() if key not in KNOWN},
+        metadata={key: value for key, value in row.items() if key not in (*KNOWN, *OF_SPEECH)},
         where=where,
+        speaker=speaker,
+        codes=_codes(row, "codes", where),
     )
+
+
+def _speaker(row: Mapping[str, Any], where: str, folder: Path) -> Speaker | None:
+    audio = typed(row, "speaker_audio", str, where)
+    text, codes = typed(row, "speaker_text", str, where), _codes(row, "speaker_codes", where)
+    if not audio and (text or codes or audio == ""):
+        raise ManifestError(f"{where}: no `speaker_audio` beside the other keys of the speaker; give its path")
+    return Speaker(AudioRef(os.path.normpath(folder / audio)), text or "", codes) if audio else None
+
+
+def _codes(row: Mapping[str, Any], key: str, where: str) -> Codes:
+    frames = typed(row, key, list, where) or []
+    for frame in frames:
+        if not isinstance(frame, list) or not frame or not all(type(code) is int and code >= 0 for code in frame):
+            raise ManifestError(f"{where}: `{key}` holds {frame!r}; it must be a list of codes (0 or more) per frame")
+    if len({len(frame) for frame in frames}) > 1:
+        raise ManifestError(f"{where}: the frames of `{key}` differ in length")
+    return tuple(tuple(frame) for frame in frames)
 
 
 def typed(row: Mapping[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:

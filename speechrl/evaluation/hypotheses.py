@@ -19,7 +19,8 @@ class Line(BaseModel):
     """A line of the file. `id`, `text` (what was said) and `reference` are required; other keys are left alone.
 
     language: of the utterance; said_language: what the model said it heard; raw_text: with the model's tags;
-    text_rules: where not the defaults of the language compared the texts. All else as in a manifest.
+    text_rules: where not the defaults of the language compared the texts. readable: False where `text` is no transcript
+    of speech that was generated; parts: of the reward. All else as in a manifest.
     """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False, ser_json_bytes="base64")
@@ -36,6 +37,8 @@ class Line(BaseModel):
     metadata: dict[str, Any] = {}
     raw_text: str | None = None
     text_rules: TextRules | None = None
+    readable: bool = True
+    parts: dict[str, float | None] = {}
 
 
 def write_hypotheses(path: Path, groups: Sequence[Samples]) -> None:
@@ -62,6 +65,8 @@ def _line(item: Decoded) -> Line:
         metadata=dict(utterance.metadata),
         raw_text=item.raw_text,
         text_rules=item.text_rules,
+        readable=item.readable,
+        parts=dict(item.parts),
     )
 
 
@@ -102,5 +107,13 @@ def _decoded(line: Line, where: str) -> Decoded:
         where=where,
     )
     return Decoded(
-        utterance, line.text, line.said_language, line.finish_reason, line.reward, line.raw_text, line.text_rules
+        utterance,
+        line.text,
+        line.said_language,
+        line.finish_reason,
+        line.reward,
+        line.raw_text,
+        line.text_rules,
+        line.readable,
+        line.parts,
     )

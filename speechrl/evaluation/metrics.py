@@ -7,7 +7,7 @@ utterance weighs more than a short one, and no number depends on batches, ranks 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from math import fsum
 
@@ -31,7 +31,8 @@ class Decoded:
 
     language: what the model said it heard. finish_reason, raw_text (the text with the model's tags): None where the
     file that it was read from says nothing. reward: None where none was asked for, or it abstained. text_rules: how
-    the texts are compared; None for the defaults of the utterance's language.
+    the texts are compared; None for the defaults of the utterance's language. readable: False for speech that nobody
+    transcribed, which has no error rates. parts: of the reward, by name.
     """
 
     utterance: Utterance
@@ -41,6 +42,8 @@ class Decoded:
     reward: float | None = None
     raw_text: str | None = None
     text_rules: TextRules | None = None
+    readable: bool = True
+    parts: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def rules(self) -> Rules:
@@ -129,19 +132,28 @@ CORPUS_METRICS: Mapping[str, Callable[[Decoded], Pair]] = {
     "reward": _reward,
 }
 # name -> the metric whose smallest numerator over the samples it takes; only where there are several samples
+NOT_OF_TEXT = ("overlong", "reward")  # the metrics that need no transcript
 ORACLES: Mapping[str, str] = {"oracle_cer": "cer", "oracle_wer": "wer", "oracle_mer": "mer"}
 
 
 def pairs_of(samples: Samples) -> dict[str, Pair]:
-    """What one utterance adds to each metric."""
+    """What one utterance adds to each metric, and to the mean of each part of the reward, as part/NAME."""
     found: dict[str, Pair] = {}
     for name, metric in CORPUS_METRICS.items():
-        pairs = [metric(item) for item in samples]
+        pairs = [metric(item) if item.readable or name in NOT_OF_TEXT else NOT_COUNTED for item in samples]
         found[name] = _mean([n for n, _ in pairs]), _mean([d for _, d in pairs])
         for oracle, base in ORACLES.items():
             if base == name:
                 found[oracle] = min(pairs) if len(samples) > 1 else NOT_COUNTED
+    for name in dict.fromkeys(name for item in samples for name in item.parts):
+        pairs = [_part_pair(item, name) for item in samples]
+        found[f"part/{name}"] = _mean([n for n, _ in pairs]), _mean([d for _, d in pairs])
     return found
+
+
+def _part_pair(item: Decoded, name: str) -> Pair:
+    value = item.parts.get(name)
+    return NOT_COUNTED if value is None else (value, 1)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -151,7 +163,8 @@ def _mean(values: Sequence[float]) -> float:
 def pair_table(groups: Sequence[Samples]) -> dict[str, np.ndarray]:
     """name -> [N, 2] numerators and denominators of N utterances; without the metrics that nothing counts towards."""
     rows = [pairs_of(samples) for samples in groups]
-    table = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in (rows[0] if rows else ())}
+    names = dict.fromkeys(name for row in rows for name in row)
+    table = {name: np.array([row.get(name, NOT_COUNTED) for row in rows], dtype=np.float64) for name in names}
     return {name: pairs_N2 for name, pairs_N2 in table.items() if pairs_N2[:, 1].sum() > 0}
 
 

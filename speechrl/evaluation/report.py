@@ -11,7 +11,7 @@ from rich.text import Text
 from speechrl.cross_checks import CORPUS_METRIC_ENDS
 from speechrl.tracking import wide_console
 
-WHOLE_NUMBERS = ("reward",)  # metrics that are no percentages
+AS_THEY_ARE = "%, but reward and its parts as they are"
 
 
 def print_summary(summary: dict, console: Console | None = None) -> None:
@@ -21,7 +21,7 @@ def print_summary(summary: dict, console: Console | None = None) -> None:
     for name in next(iter(models.values()))["sets"]:
         entries = {model: entry["sets"][name] for model, entry in models.items()}
         first = next(iter(entries.values()))
-        title = f"{name}: {first['utterances']} utterances; %, but reward as it is"
+        title = f"{name}: {first['utterances']} utterances; {AS_THEY_ARE}"
         console.print(_table(title, "metric", {model: entry["metrics"] for model, entry in entries.items()}))
         for model, entry in entries.items():
             console.print(_speed(model, entry))
@@ -32,7 +32,8 @@ def print_summary(summary: dict, console: Console | None = None) -> None:
 
 def _table(title: str, head: str, columns: Mapping[str, Mapping[str, dict]]) -> Table:
     table = Table(head, *columns, title=title)
-    for metric in CORPUS_METRIC_ENDS:
+    parts = dict.fromkeys(name for rates in columns.values() for name in rates if name not in CORPUS_METRIC_ENDS)
+    for metric in (*CORPUS_METRIC_ENDS, *parts):
         if any(metric in rates for rates in columns.values()):
             table.add_row(metric, *(_cell(metric, rates.get(metric)) for rates in columns.values()))
     return table
@@ -53,7 +54,8 @@ def _cell(metric: str, rate: Mapping[str, float] | None) -> str:
 
 
 def _number(metric: str, value: float, sign: str = "") -> str:
-    return f"{value:{sign}.3f}" if metric in WHOLE_NUMBERS else f"{100 * value:{sign}.1f}"
+    plain = metric == "reward" or metric.startswith("part/")
+    return f"{value:{sign}.3f}" if plain else f"{100 * value:{sign}.1f}"
 
 
 def _speed(model: str, entry: dict) -> str:
@@ -78,7 +80,7 @@ def print_comparison(report: dict, console: Console | None = None) -> None:
                 f"{_number(metric, row['difference'], '+')} [{ends}]",
                 f"{row['p']:.3f}",
             )
-        console.print(f"A is {report['a']}, B is {report['b']}; %, but reward as it is")
+        console.print(f"A is {report['a']}, B is {report['b']}; {AS_THEY_ARE}")
         console.print(table)
         _print_changes(console, "worst regressions", part["regressions"])
         _print_changes(console, "best improvements", part["improvements"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -127,6 +129,16 @@ def _check_shards(folder: Path) -> None:
                 handle.keys()
         except (SafetensorError, OSError) as error:
             raise ValueError(f"model {folder}: {shard.name} can't be read ({error}); copy it again") from error
+
+
+def quiet_libraries() -> None:
+    """Ranks and workers print their own progress; the libraries' bars and notices would only repeat it once a rank."""
+    from transformers.utils import logging as hf_logging
+
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 # --- roles ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from speechrl.data.audio import load_audio
 from speechrl.data.augment import augment, mask_features
 from speechrl.models.family import Features, feature_extractor, language_name
 from speechrl.models.load import LoadedModel
-from speechrl.types import Prompt, Utterance
+from speechrl.types import Codes, Prompt, Rollout, Utterance
 
 MIN_AUDIO_S = 0.025  # one analysis window
 
@@ -58,6 +58,7 @@ class PromptBuilder:
             self.max_audio_s = self.family.hearing.max_s(self.processor)
             self.extractor = feature_extractor(self.processor)
         self.banned_ids = _banned_ids(loaded, self.stop_ids)
+        self.allowed_ids: tuple[int, ...] = ()  # all but the banned ones if empty
         self._cache: OrderedDict[tuple, Prepared] = OrderedDict()
         self._cache_bytes, self._cached_bytes = cache_bytes, 0
         self._keep_features = keep_features
@@ -94,6 +95,31 @@ class PromptBuilder:
         answer = self.family.answer(utterance, with_language and not self.force_language)
         with self._lock:
             return (*self.tokenizer(answer, add_special_tokens=False).input_ids, self.stop_ids[0])
+
+    def check_fit(self, utterance: Utterance) -> None:
+        """Raises ValueError naming the utterance when it is no input for this model. Nothing is opened."""
+        family = self.family
+        if utterance.audio is not None and not family.has_audio:
+            raise ValueError(
+                f"{utterance.where}: utterance {utterance.id} has audio, but the model ({family.name}) has no audio "
+                "encoder; for a model that speaks give --data.speech_style"
+            )
+        if utterance.audio is None and family.has_audio:
+            raise ValueError(f"{utterance.where}: utterance {utterance.id} has no `audio`, which {family.name} needs")
+        if utterance.duration_s is not None and utterance.duration_s > self.max_audio_s:
+            raise ValueError(
+                f"{utterance.where}: utterance {utterance.id} lasts {utterance.duration_s:.1f} s, {family.name} hears "
+                f"{self.max_audio_s:g} s: set --data.max_duration_s {self.max_audio_s:g} --data.on_error skip"
+            )
+
+    def reference(self, utterance: Utterance) -> Rollout:
+        """The reference as if the model had written it."""
+        ids = self.label_ids(utterance, with_language=bool(utterance.language))
+        return Rollout(ids, (0.0,) * len(ids), "stop", 0, *self.decode(ids[:-1], utterance))
+
+    def codes_of(self, token_ids: tuple[int, ...]) -> Codes | None:
+        """Speech codes of a completion; None for a model that writes text."""
+        return None
 
     def decode(self, token_ids: tuple[int, ...], utterance: Utterance) -> tuple[str, str, str | None]:
         """(text with its tags, transcript, language the model named)."""
@@ -184,6 +210,11 @@ class PromptBuilder:
         if not language:
             raise ValueError(f"{utterance.where}: --data.force_language, but {utterance.id} has no `language`")
         return language
+
+    def clear(self) -> None:
+        """Drop the prompts and features kept in memory: an id is unique within one set only."""
+        self._cache.clear()
+        self._cached_bytes = 0
 
     def _remember(self, key: tuple, prepared: Prepared) -> None:
         if key in self._cache:

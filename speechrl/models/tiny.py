@@ -5,7 +5,8 @@ They are written as ordinary Hugging Face folders, so everything downstream trea
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -26,6 +27,8 @@ from transformers import (
 from transformers.models.qwen3_asr import Qwen3ASRFeatureExtractor, Qwen3ASRProcessor
 
 from speechrl.models.export import write_folder
+from speechrl.speech.styles import STYLES
+from speechrl.types import Utterance
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -40,15 +43,17 @@ NUM_MEL_BINS = 80
 WORDS = ("<asr_text>", "system", "user", "assistant", "language", "English", "Chinese")
 
 
-def character_tokenizer(characters: Iterable[str], audio_tokens: dict[str, str]) -> PreTrainedTokenizerFast:
-    """One token a character, one for each of WORDS, ChatML specials and the audio tokens given."""
+def character_tokenizer(
+    characters: Iterable[str], audio_tokens: dict[str, str], words: Sequence[str] = WORDS
+) -> PreTrainedTokenizerFast:
+    """One token a character, one for each of `words`, ChatML specials and the audio tokens given."""
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *audio_tokens.values()]
     alphabet = sorted(set(characters) | set("abcdefghijklmnopqrstuvwxyz \n.,:?"))
-    vocabulary = {token: index for index, token in enumerate([*specials, "<unk>", *WORDS, *alphabet])}
+    vocabulary = {token: index for index, token in enumerate([*specials, "<unk>", *words, *alphabet])}
     core = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     core.decoder = decoders.Fuse()
-    core.add_tokens([AddedToken(word, normalized=False) for word in WORDS])
+    core.add_tokens([AddedToken(word, normalized=False) for word in words])
     audio = "".join(audio_tokens.values())
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
@@ -125,6 +130,33 @@ def build_causal_lm(
 ) -> None:
     """Write an untrained Qwen3 language model of `width` hidden units to `out`."""
     tokenizer = character_tokenizer(characters, {})
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        **_decoder_shape(len(tokenizer), width, layers, True),
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    _write(Qwen3ForCausalLM(config), tokenizer, tokenizer, out)
+
+
+def build_speech_lm(
+    out: str | Path,
+    characters: Iterable[str],
+    words: Sequence[str],
+    num_codes: int,
+    seed: int = 0,
+    width: int = 160,
+    layers: int = 4,
+) -> None:
+    """Write an untrained Qwen3 language model with Llasa's speech tokens to `out`.
+
+    words: have a token each beside the characters. num_codes: codes of the codec, one token each.
+    """
+    style = STYLES["llasa"]
+    marks = re.findall(r"<\|\w+\|>|^[\w ]+:", style.request(Utterance("", ""), "").user)
+    own = [*marks, "<|SPEECH_GENERATION_START|>", style.end, *(style.token_name(0, code) for code in range(num_codes))]
+    tokenizer = character_tokenizer(characters, {}, [*WORDS, *own, *words])
+    tokenizer.add_tokens(["<|im_start|>"], special_tokens=True)  # or it is spelled out, twelve tokens each time
     torch.manual_seed(seed)
     config = Qwen3Config(
         **_decoder_shape(len(tokenizer), width, layers, True),

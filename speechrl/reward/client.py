@@ -152,4 +152,5 @@ def merge_answers(answers: Sequence[RewardAnswer]) -> RewardAnswer:
         scores=[value for values in scores for value in values] if len(scores) == len(answers) else None,
         weights=answers[0].weights,
         log_counts=counts,
+        heard=[text for answer in answers for text in answer.heard],
     )

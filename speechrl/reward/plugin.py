@@ -19,7 +19,7 @@ from typing import Any
 
 from speechrl.reward.recipe import SUFFIXES, read_recipe
 from speechrl.reward.signatures import RewardFunction, find_functions, reward_function, trl_sum
-from speechrl.types import FinishReason, Group, Scores
+from speechrl.types import FinishReason, Group, Scores, Sound
 
 
 class RewardError(ValueError):
@@ -33,7 +33,8 @@ class RewardRequest:
     ids: of the utterance, so repeated G times; queries: prompt + completion with its tags; labels: references;
     responses: transcripts alone; languages: of the reference; audio_paths: "path", "path[row]" or, of
     a segment, "path@1.5-3s"; finish_reasons: "stop", "length" (cut off by the token limit) or None (a caller that
-    doesn't say); raw_responses: completions with their tags.
+    doesn't say); raw_responses: completions with their tags. Of models that speak: generated_audio, what was said (None
+    where the tokens make no speech, and for texts), and speaker_paths, the recording of the voice asked for.
     """
 
     ids: list[str]
@@ -48,8 +49,13 @@ class RewardRequest:
     durations_s: list[float | None]
     finish_reasons: list[FinishReason | None]
     raw_responses: list[str]
+    generated_audio: list[Sound | None] = field(default_factory=list)  # these two: all None if left out
+    speaker_paths: list[str | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        for name in ("generated_audio", "speaker_paths"):
+            if not getattr(self, name):
+                object.__setattr__(self, name, [None] * len(self.ids))
         lengths = {item.name: len(getattr(self, item.name)) for item in fields(self)}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"the lists of a reward request differ in length: {lengths}")
@@ -71,6 +77,8 @@ class RewardRequest:
             durations_s=[utterance.duration_s for utterance in utterances],
             finish_reasons=[rollout.finish_reason for _, rollout in pairs],
             raw_responses=[rollout.raw_text for _, rollout in pairs],
+            generated_audio=[rollout.sound for _, rollout in pairs],
+            speaker_paths=[None if item.speaker is None else str(item.speaker.audio) for item in utterances],
         )
 
 
@@ -86,7 +94,8 @@ class RewardAnswer:
 
     scores: OpenRLHF's second number per completion (for filters), if the reward gives one. extra_logs: means,
     each of as many values as log_counts says.
-    weights: of every part, if the reward tells them; empty if not.
+    weights: of every part, if the reward tells them; empty if not. heard: what a recogniser made of each completion
+    that is speech, if the reward tells it; empty if not.
     """
 
     rewards: list[float | None]
@@ -95,6 +104,7 @@ class RewardAnswer:
     scores: list[float | None] | None = None
     weights: dict[str, float] = field(default_factory=dict)
     log_counts: dict[str, int] = field(default_factory=dict)
+    heard: list[str] = field(default_factory=list)
 
 
 def answer_to_scores(answer: RewardAnswer, groups: Sequence[Group]) -> list[Scores]:
@@ -105,7 +115,8 @@ def answer_to_scores(answer: RewardAnswer, groups: Sequence[Group]) -> list[Scor
         end = start + len(group.rollouts)
         parts = {name: tuple(values[start:end]) for name, values in answer.parts.items()}
         filter_scores = tuple(answer.scores[start:end]) if answer.scores is not None else ()
-        scores.append(Scores(tuple(answer.rewards[start:end]), parts, answer.weights, filter_scores))
+        heard = tuple(answer.heard[start:end])
+        scores.append(Scores(tuple(answer.rewards[start:end]), parts, answer.weights, filter_scores, heard))
         start = end
     return scores
 
@@ -120,8 +131,8 @@ def name_samples(ids: Sequence[str], most: int = 5) -> str:
 def check_answer(raw: Any, ids: Sequence[str], source: str) -> RewardAnswer:
     """Turns what a plugin or a server returned into a `RewardAnswer`; keys that we don't know are left alone.
 
-    raw: a list or tensor of rewards, or a dict with `rewards` and optionally `scores`, `parts`, `weights` (by part) and
-    `extra_logs`.
+    raw: a list or tensor of rewards, or a dict with `rewards` and optionally `scores`, `parts`, `weights` (by part),
+    `extra_logs` and `heard`.
     source: the file or URL, for messages. RewardError names it, the sample's id and index, and what to do.
     """
     if not isinstance(raw, Mapping):
@@ -145,6 +156,7 @@ def check_answer(raw: Any, ids: Sequence[str], source: str) -> RewardAnswer:
         scores=None if scores is None else _numbers(scores, ids, f"{source}: scores"),
         weights=_weights(raw.get("weights"), {str(name) for name in parts}, source),
         log_counts=counts,
+        heard=_texts(raw.get("heard"), ids, f"{source}: heard"),
     )
 
 
@@ -154,6 +166,13 @@ def _log_counts(raw: Any, source: str) -> dict[str, int]:
         if not isinstance(count, int) or isinstance(count, bool) or not 0 < count < 2**53:
             raise RewardError(f"{source}: log_counts[{name!r}] is {_shown(count)}; it is how many values a log has")
     return {str(name): count for name, count in counts.items()}
+
+
+def _texts(raw: Any, ids: Sequence[str], where: str) -> list[str]:
+    texts = [] if raw is None else list(raw)
+    if texts and (len(texts) != len(ids) or not all(isinstance(text, str) for text in texts)):
+        raise RewardError(f"{where} must hold one text for each of {len(ids)} completions ({name_samples(ids)})")
+    return texts
 
 
 def _weights(raw: Any, parts: set[str], source: str) -> dict[str, float]:
@@ -304,7 +323,8 @@ def join_named(
         logs |= {f"{name}/{log}": value for log, value in answer.extra_logs.items()}
         counts |= {f"{name}/{log}": count for log, count in answer.log_counts.items()}
     all_weights = {name: weights.get(name, 0.0) for name in parts}
-    return RewardAnswer(rewards, parts, logs, weights=all_weights, log_counts=counts)
+    heard = next((answer.heard for answer in answers.values() if answer.heard), [])
+    return RewardAnswer(rewards, parts, logs, weights=all_weights, log_counts=counts, heard=heard)
 
 
 def _run_file(path: Path, flag: str) -> ModuleType:

@@ -14,6 +14,7 @@ import re
 import signal
 import socket
 import time
+from base64 import b64decode
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,10 +28,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from speechrl.config import ServeRewardConfig
+from speechrl.data.audio import AudioError
 from speechrl.reward.plugin import RewardAnswer, RewardError, RewardRequest
 from speechrl.reward.workers import WorkerDied, Workers
 from speechrl.settings import read_secret
-from speechrl.types import FinishReason
+from speechrl.speech.sound import sound_of_wav
+from speechrl.types import FinishReason, Sound
 
 KEEP_ALIVE_S = 30  # longer than clients keep idle connections, so that they don't send into one that we close
 END_S = 30  # requests that are being scored when the server is told to end have this long
@@ -56,6 +59,8 @@ class RewardCall(BaseModel):
     durations_s: list[float | None] | None = None
     finish_reasons: list[FinishReason | None] | None = None
     raw_responses: list[str] | None = None
+    generated_audio: list[str | None] | None = None  # base64 of sound files
+    speaker_paths: list[str | None] | None = None
 
     @model_validator(mode="after")
     def _equal_lengths(self) -> RewardCall:
@@ -65,6 +70,7 @@ class RewardCall(BaseModel):
         return self
 
     def to_request(self) -> RewardRequest:
+        """Raises AudioError for generated audio that can't be read."""
         count = len(self.query)
         # Without `responses` the caller is OpenRLHF, whose query is the prompt followed by the completion.
         cut = [query.removeprefix(prompt) for query, prompt in zip(self.query, self.prompts, strict=True)]
@@ -81,6 +87,8 @@ class RewardCall(BaseModel):
             durations_s=_or(self.durations_s, [None] * count),
             finish_reasons=_or(self.finish_reasons, [None] * count),
             raw_responses=_or(self.raw_responses, cut),
+            generated_audio=[_sound(text) for text in _or(self.generated_audio, [None] * count)],
+            speaker_paths=_or(self.speaker_paths, [None] * count),
         )
 
 
@@ -88,7 +96,8 @@ class RewardReply(BaseModel):
     """Answer of POST /get_reward: as many values as completions in each list. null abstains.
 
     `scores` is there only if the reward file returns it; a log is its mean, once for each completion, and
-    `log_counts` how many values that is of. `weights` has one number for each part, or none.
+    `log_counts` how many values that is of. `weights` has one number for each part, or none. `heard` has a text for
+    each completion, if the reward tells it.
     """
 
     rewards: list[float | None]
@@ -97,6 +106,14 @@ class RewardReply(BaseModel):
     parts: dict[str, list[float | None]] = {}
     weights: dict[str, float] = {}
     log_counts: dict[str, int] = {}
+    heard: list[str] = []
+
+
+def _sound(text: str | None) -> Sound | None:
+    try:
+        return None if text is None else sound_of_wav(b64decode(text, validate=True))
+    except ValueError as error:  # AudioError is one, too
+        raise AudioError(f"generated_audio: {error}") from error
 
 
 def _or(given: list | None, default: list) -> list:
@@ -168,6 +185,9 @@ class Desk:
             return refuse(429, f"{queue} requests wait already (--max_queue of the reward server)", self._busy_for_s())
         try:
             call = RewardCall.model_validate_json(body)
+            scored = call.to_request()
+        except AudioError as error:
+            return refuse(422, str(error))
         except ValidationError as error:
             faults = [": ".join([*map(str, fault["loc"]), fault["msg"]]) for fault in error.errors()]
             return refuse(422, "; ".join(faults))
@@ -180,7 +200,7 @@ class Desk:
             async with self._free:
                 if await request.is_disconnected():  # it waited too long, and may be back already
                     return refuse(503, "the client has gone")
-                return await self._score(call.to_request())
+                return await self._score(scored)
         finally:
             self._pending -= 1
 

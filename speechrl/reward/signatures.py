@@ -139,6 +139,8 @@ def trl_columns(lists: Lists) -> dict[str, list]:
         "audio": lists["audio_paths"],
         "duration_s": lists["durations_s"],
     }
+    if any(lists["generated_audio"]) or any(lists["speaker_paths"]):  # of a model that speaks
+        columns |= {"generated_audio": lists["generated_audio"], "speaker_audio": lists["speaker_paths"]}
     taken = sorted(set(own) & set(columns))
     if taken:
         raise ValueError(f"the manifest's column `{taken[0]}` has the name of an argument; rename it there")

@@ -7,6 +7,7 @@ import logging
 import random
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ import httpx
 from speechrl.reward.plugin import RewardAnswer, RewardError, RewardRequest, check_answer, name_samples
 from speechrl.sections import Reward
 from speechrl.settings import read_secret
+from speechrl.speech.sound import wav_bytes
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +115,15 @@ class Transport:
 
 
 def encode_request(request: RewardRequest) -> bytes:
-    """OpenRLHF's JSON keys (query, prompts, labels), ours beside them. RewardError if metadata isn't JSON."""
+    """OpenRLHF's JSON keys (query, prompts, labels), ours beside them; sounds as base64 of wav files. RewardError if
+    metadata isn't JSON.
+    """
     body: dict[str, Any] = {"query" if name == "queries" else name: value for name, value in vars(request).items()}
+    sounds, voices = body.pop("generated_audio"), body.pop("speaker_paths")
+    if any(voices):
+        body["speaker_paths"] = voices
+    if any(sounds):
+        body["generated_audio"] = [None if item is None else b64encode(wav_bytes(item)).decode() for item in sounds]
     try:
         return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError) as error:

@@ -79,6 +79,7 @@ class EngineSpec:
 
     hf_config: its Hugging Face config. num_audio_rows: rows of audio it has room for, 0 for text. banned_ids are never
     sampled, stop_ids end a completion. sleeps: it shares its GPU and gives the memory back while the policy trains.
+    allowed_ids: nothing else is sampled; empty for all but the banned ones.
     """
 
     hf_config: Mapping[str, Any]
@@ -88,6 +89,7 @@ class EngineSpec:
     banned_ids: tuple[int, ...]
     stop_ids: tuple[int, ...]
     sleeps: bool = False
+    allowed_ids: tuple[int, ...] = ()
 
 
 Placed = tuple[int, Group]  # a group and the place of its utterance in what was asked for

@@ -99,6 +99,8 @@ def complete(
     for item in inputs:
         ids.append(engine_ids(item, next_row))
         next_row += item.num_audio_rows
+    # a list of what is allowed is a mask; it is short where the banned ones are as many as the vocabulary
+    bias = None if spec.allowed_ids else dict.fromkeys(spec.banned_ids, -100.0) or None
     engine = llm.llm_engine
     for place, (row, item) in enumerate(zip(ids, inputs, strict=True)):
         parameters = SamplingParams(
@@ -108,7 +110,8 @@ def complete(
             top_k=sampling.top_k,
             max_tokens=sampling.max_new_tokens,
             stop_token_ids=list(spec.stop_ids),
-            logit_bias=dict.fromkeys(spec.banned_ids, -100.0) or None,
+            logit_bias=bias,
+            allowed_token_ids=list(spec.allowed_ids) or None,
             logprobs=0,  # of the sampled token
             seed=sampling.seed_of(item.prompt.utterance.id),
             detokenize=False,

@@ -4,9 +4,7 @@ the policy rank builds on it.
 
 from __future__ import annotations
 
-import os
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,9 +13,9 @@ from typing import Any
 import torch
 
 from speechrl.models.attention import FLEX_BLOCK, why_not_shared_prefix
-from speechrl.models.load import encoder_digest, freeze_roles, load_model
+from speechrl.models.load import encoder_digest, freeze_roles, load_model, quiet_libraries
 from speechrl.models.policy import PolicyModule
-from speechrl.models.prompts import PromptBuilder
+from speechrl.models.speech_prompts import prompt_builder
 from speechrl.rollout.beam import beam_search
 from speechrl.rollout.engine import Completion, EngineInput, EngineSpec, Placed, Sampling, Share, in_order
 from speechrl.rollout.native import sample
@@ -57,9 +55,7 @@ class InferenceRank(EncodingRank):
         self.loaded.model.to(device)
         self.parameter_counts = freeze_roles(self.loaded.model, self.loaded.family, freeze)
         # outputs on disk make features in memory useless, and wrong for a file that changes during the run
-        builder = PromptBuilder(
-            self.loaded, data.instruction, data.force_language, keep_features=not data.feature_cache
-        )
+        builder = prompt_builder(self.loaded, data, keep_features=not data.feature_cache)
         module = PolicyModule(self.loaded, builder.banned_ids, "encoder" not in freeze, num_ctc_units)
         super().__init__(self.loaded, builder, module, runtime, data)
         self.no_shared_prefix = why_not_shared_prefix(self.module.decoder)
@@ -101,8 +97,9 @@ class InferenceRank(EncodingRank):
         rollouts = []
         for item in completions:
             raw, text, language = self.builder.decode(item.token_ids, prompt.utterance)
+            codes = self.builder.codes_of(item.token_ids)
             rollouts.append(
-                Rollout(item.token_ids, item.logprobs, item.finish_reason, weights_version, raw, text, language)
+                Rollout(item.token_ids, item.logprobs, item.finish_reason, weights_version, raw, text, language, codes)
             )
         return Group(prompt, tuple(rollouts))
 
@@ -118,6 +115,7 @@ class InferenceRank(EncodingRank):
             banned_ids=self.builder.banned_ids,
             stop_ids=self.builder.stop_ids,
             sleeps=sleeps,
+            allowed_ids=self.builder.allowed_ids,
         )
 
     @torch.no_grad()
@@ -215,13 +213,3 @@ def pick_device(device: str) -> torch.device:
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--actor.device cuda: torch sees no GPU; use --actor.device cpu")
     return torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def quiet_libraries() -> None:
-    """Ranks print their own progress; the libraries' bars and notices would only repeat it once a rank."""
-    from transformers.utils import logging as hf_logging
-
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

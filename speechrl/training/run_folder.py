@@ -49,7 +49,7 @@ class RunFolder:
     def claim(self) -> None:
         """Make the folder this run's: once everything that can be checked was checked, and the ranks have started."""
         if self._used and self.options.overwrite and not self.options.resume:
-            for name in ("checkpoints", "hf", "tensorboard", "profile", "rollouts"):
+            for name in ("checkpoints", "hf", "tensorboard", "profile", "rollouts", "audio"):
                 shutil.rmtree(self.path / name, ignore_errors=True)
             for name in ("metrics.jsonl", "samples.jsonl", "summary.json", "wandb_id"):
                 (self.path / name).unlink(missing_ok=True)

@@ -24,14 +24,22 @@ def engine_config(model: Any, family: Family) -> dict[str, Any]:
     """The Hugging Face config of a model's language model alone. Raises ValueError where transformers has no such
     class.
     """
-    text = (family.text_config or PreTrainedConfig.get_text_config)(model.config)
-    if type(text) not in AutoModelForCausalLM._model_mapping:
-        raise ValueError(f"the engine vllm: {family.name} has a language model of type {text.model_type!r}, which is "
-                         "no causal language model of its own; use the engine native")  # fmt: skip
+    text, name = engine_class(model.config, family)
     values = text.to_dict()
-    values["architectures"] = [AutoModelForCausalLM._model_mapping[type(text)].__name__]
+    values["architectures"] = [name]
     values["tie_word_embeddings"] = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     return values
+
+
+def engine_class(config: Any, family: Family) -> tuple[Any, str]:
+    """(config, class name) of the language model alone. Raises ValueError where transformers has no such class."""
+    text = (family.text_config or PreTrainedConfig.get_text_config)(config)
+    if type(text) not in AutoModelForCausalLM._model_mapping:
+        raise ValueError(
+            f"the engine vllm: {family.name} has a language model of type {text.model_type!r}, which is no causal "
+            "language model of its own; use the engine native"
+        )
+    return text, AutoModelForCausalLM._model_mapping[type(text)].__name__
 
 
 def engine_name(name: str, family: Family) -> str | None:
