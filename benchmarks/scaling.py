@@ -4,7 +4,7 @@
 
 Forward and backward of one rollout batch (see train_step.py), one axis at a time around 8 samples of 2 x 10 s. Without
 --model a small Qwen3-ASR shape is made, which a CPU can run. Writes OUT/scaling.jsonl and OUT/scaling.png. Encoder
-outputs are random numbers of the right shape: they are at hand in both ways.
+outputs are random numbers of the right shape: they are at hand in both ways. On a CPU seconds are the processor's.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def plot(results: Sequence[dict], out: Path) -> None:
             panel.plot([item[axis] for item in points], [item["seconds"] for item in points], marker="o", label=way)
         panel.set(xlabel=LABELS[axis], ylim=(0, None))
         panel.grid(alpha=0.3)
-    panels[0].set_ylabel("seconds of forward and backward")
+    panels[0].set_ylabel("seconds of forward and backward" if CUDA else "CPU seconds, forward and backward")
     panels[0].legend(title="prompts")
     figure.savefig(out, dpi=120)
 

@@ -85,17 +85,20 @@ def transformers_logprobs(module: PolicyModule, batch: RowBatch) -> torch.Tensor
 
 
 def timed(work: Callable[[], None], repeats: int) -> tuple[float, float]:
-    """(median seconds, peak GiB) of a few calls after one that warms up."""
+    """(median seconds, peak GiB) of a few calls after one that warms up; on a CPU the seconds are the process's own, so
+    that other work on the machine counts little.
+    """
+    clock = time.monotonic if CUDA else time.process_time
     work()
     if CUDA:
         torch.cuda.reset_peak_memory_stats()
     seconds = []
     for _ in range(repeats):
-        started = time.monotonic()
+        started = clock()
         work()
         if CUDA:
             torch.cuda.synchronize()
-        seconds.append(time.monotonic() - started)
+        seconds.append(clock() - started)
     return statistics.median(seconds), torch.cuda.max_memory_allocated() / 2**30 if CUDA else float("nan")
 
 

@@ -21,7 +21,7 @@ from speechrl.models.tiny import QWEN3_AUDIO, build_qwen2_audio, build_qwen3_asr
 
 CHARACTERS = "0123456789 abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ打开电灯零一二三中文英语音转写成：，->"
 WIDTH, MELS = 32, 80
-WHISPER = dict(
+WHISPER = dict(  # copied: a config writes its own model type into the dict that it is given
     hidden_size=WIDTH, intermediate_size=4 * WIDTH, num_hidden_layers=2, num_attention_heads=4, num_mel_bins=MELS,
     max_source_positions=1500,
 )  # fmt: skip
@@ -157,7 +157,7 @@ def voxtral(out: Path, width: int = WIDTH) -> None:
     write_tekken(vocabulary)
     tokenizer = MistralCommonBackend.from_pretrained(vocabulary.parent)
     processor = VoxtralProcessor(WhisperFeatureExtractor(feature_size=MELS), tokenizer)
-    config = VoxtralConfig(audio_config=WHISPER, text_config=text_shape(len(tokenizer), width), audio_token_id=24)
+    config = VoxtralConfig(audio_config=dict(WHISPER), text_config=text_shape(len(tokenizer), width), audio_token_id=24)
     write(config, processor, out)
 
 
@@ -210,7 +210,7 @@ def flamingo(out: Path, width: int = WIDTH) -> None:
 
     tokenizer = tokenizer_with({"audio_token": "<sound>"}, chat_template("<sound>"))
     config = AudioFlamingo3Config(
-        audio_config=WHISPER,
+        audio_config=dict(WHISPER),
         text_config=text_shape(len(tokenizer), width),
         audio_token_id=tokenizer.convert_tokens_to_ids("<sound>"),
     )
