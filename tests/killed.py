@@ -1,7 +1,7 @@
 """`python -m tests.killed VICTIM POINT NUMBER COMMAND flags...`: a command in whose middle a process is killed.
 
-VICTIM: driver, or the number of a policy rank. POINT: generate, update or save_checkpoint. NUMBER: which call, from 1.
-The kill (SIGKILL) comes once the ranks are at work on that call, before any has answered.
+VICTIM: driver, or the number of a policy rank. POINT: stream, update or save_checkpoint. NUMBER: which call, from 1.
+The kill (SIGKILL) comes once the ranks are at work on that call, before any has answered; of stream after a piece.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import ray
@@ -29,10 +30,16 @@ def main() -> None:
         state["ranks"] = self.ranks
         if state["kill"] and victim != "driver":
             state["pid"] = ray.get(self.ranks[int(victim)].__ray_call__.remote(lambda rank: os.getpid()))
-        return plain_call(self, *arguments)
+        answer = plain_call(self, *arguments)
+        return dying(answer) if state["kill"] and point == "stream" else answer
+
+    def dying(pieces: Iterator[Any]) -> Iterator[Any]:
+        yield next(pieces)
+        os.kill(os.getpid() if victim == "driver" else state["pid"], signal.SIGKILL)
+        yield from pieces
 
     def gather(calls: Any) -> Any:
-        if state["kill"] and len(calls) == len(state["ranks"]):
+        if state["kill"] and point != "stream" and len(calls) == len(state["ranks"]):
             time.sleep(0.02)
             os.kill(os.getpid() if victim == "driver" else state["pid"], signal.SIGKILL)
         return plain_gather(calls)

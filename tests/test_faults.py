@@ -63,7 +63,7 @@ def test_killed_anywhere_and_resumed_is_bit_for_bit_the_whole_run(
     speechrl("train", *flags)
     parts, whole = tmp_path / "parts", tmp_path / "whole"
     flags[flags.index(whole)] = parts
-    assert killed("driver", "generate", 2, "train", *flags).returncode == -9  # in step 2
+    assert killed("driver", "stream", 2, "train", *flags).returncode == -9  # in step 2
     assert killed("driver", "update", 2, "train", *flags, "--ckpt.resume").returncode == -9  # resumes at 2, in step 3
     # resumes after step 2, and dies in the checkpoint of step 4
     assert killed("driver", "save_checkpoint", 2, "train", *flags, "--ckpt.resume").returncode == -9
@@ -94,7 +94,8 @@ def test_killed_anywhere_and_resumed_is_bit_for_bit_the_whole_run(
     ]  # fmt: skip
 
 
-# Call 1 is the trial before training; the reward of step 2 has a number that float32 can't hold, that of step 4 fails.
+# Call 1 is the trial before training, then each step has two, one for the groups of each rank. A reward of step 2 is a
+# number that float32 can't hold; step 4 fails.
 FAULTY_REWARD = """
 from pathlib import Path
 
@@ -105,9 +106,9 @@ def reward_func(queries, prompts, labels):
     calls[0] += 1
     rewards = [float(len(query) % 5) for query in queries]
     mended = Path(__file__).with_name("mended").exists()
-    if calls[0] == 3 and not mended:
+    if calls[0] == 4 and not mended:
         rewards[0] = 1e39
-    if calls[0] == 5 and not mended:
+    if calls[0] == 8 and not mended:
         raise RuntimeError("no model here")
     return {"rewards": rewards}
 """

@@ -21,3 +21,14 @@ def as_they_come(answers: Sequence[Any]) -> Iterator[tuple[int, Any]]:
             yield number, next(ready[0])
         except StopIteration:
             del waiting[number]
+
+
+def in_turn(answers: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    """As `as_they_come`, in an order that does not depend on time: one of each, round after round."""
+    waiting = list(enumerate(answers))
+    while waiting:
+        for number, answer in list(waiting):
+            try:
+                yield number, next(answer)
+            except StopIteration:
+                waiting.remove((number, answer))

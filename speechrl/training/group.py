@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from speechrl.faults import rank_lost
 from speechrl.rollout.engine import Placed, RolloutEngine, Sampling
-from speechrl.rollout.streaming import as_they_come
+from speechrl.rollout.streaming import in_turn
 from speechrl.sections import Selection, Train
 from speechrl.types import Group, TrainGroup, Utterance
 
@@ -78,7 +78,9 @@ class RankGroup(RolloutEngine):
     def stream(
         self, utterances: Sequence[Utterance], sampling: Sampling, upcoming: Sequence[Utterance] = ()
     ) -> Iterator[list[Placed]]:
-        """See RolloutEngine; utterance i is sampled on rank i mod N."""
+        """See RolloutEngine; utterance i is sampled on rank i mod N. Pieces come in an order of their own, so that a
+        reward that draws random numbers gives the same rewards in every run.
+        """
         size = len(self.ranks)
         self.home |= {utterance.id: index % size for index, utterance in enumerate(utterances)}
         answers = [
@@ -87,7 +89,7 @@ class RankGroup(RolloutEngine):
         ]
         if upcoming:
             self.look_ahead(upcoming)
-        for rank, piece in as_they_come(answers):
+        for rank, piece in in_turn(answers):
             (placed,) = gather([piece])
             yield [(rank + size * place, group) for place, group in placed]
 
