@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The quickstart: synthetic speech -> SFT of a small Qwen3-ASR-shaped model on clean voices -> GRPO on noisy speech in
 # other voices, encoder frozen -> both evaluated on the same held-out sets -> export reloaded by transformers alone.
-# 10 minutes on two fast CPU cores, 18 on slow ones. No hub, no GPU.
+# About 8 minutes on two idle CPU cores, twice that on slow or busy ones. No hub, no GPU.
 #
 #   ./run_train.sh                                         # this recipe
 #   ./run_train.sh recipes/asr/quickstart.sh --control     # also SFT continued on the noisy utterances, same time
