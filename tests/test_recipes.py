@@ -54,7 +54,12 @@ def calls_of(command: list[str], folder: Path, **environment: str) -> list[Call]
         (stand_ins / name).write_text(STAND_IN)
         (stand_ins / name).chmod(0o755)
     calls = folder / "calls"
-    known = os.environ | {"PATH": f"{stand_ins}:{os.environ['PATH']}", "RUN": str(folder / "run"), "CALLS": str(calls)}
+    known = os.environ | {
+        "PATH": f"{stand_ins}:{os.environ['PATH']}",
+        "VIRTUAL_ENV": str(folder),  # cluster.sh would otherwise go into the repository's own .venv, and start Ray
+        "RUN": str(folder / "run"),
+        "CALLS": str(calls),
+    }
     done = subprocess.run(["bash", *command], cwd=ROOT, env=known | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     records = [record.split("\037")[:-1] for record in calls.read_text().split("\036")[:-1]]

@@ -16,7 +16,7 @@ PORT=${PORT:-6379}              # of the cluster
 DASHBOARD_PORT=${DASHBOARD_PORT:-8265}
 GPUS_PER_NODE=${GPUS_PER_NODE:-8}
 
-if [ -d .venv ]; then export VIRTUAL_ENV="$PWD/.venv" PATH="$PWD/.venv/bin:$PATH"; fi
+if [ -z "${VIRTUAL_ENV:-}" ] && [ -d .venv ]; then export VIRTUAL_ENV="$PWD/.venv" PATH="$PWD/.venv/bin:$PATH"; fi
 
 case "${1:-}" in
   head)
