@@ -19,7 +19,7 @@ from speechrl.evaluation.groups import parts_of, read_sets
 from speechrl.evaluation.hypotheses import write_hypotheses
 from speechrl.evaluation.metrics import Decoded, Samples, edit_totals, rates, rates_with_intervals
 from speechrl.evaluation.speech import write_speech
-from speechrl.launch import cluster, evaluation_engine, num_engines
+from speechrl.launch import cluster, evaluation_engine, num_beside_ranks
 from speechrl.models.feature_cache import check_feature_cache
 from speechrl.models.load import read_family
 from speechrl.models.speech_prompts import spoken_reference
@@ -134,7 +134,10 @@ def evaluate_models(config: EvalConfig) -> dict:
         "seed": config.seed,
         "models": {model: {"path": path, "sets": {}} for model, path in models.items()},
     }
-    with closing(reward) if reward else nullcontext(), cluster(config.ray, config.actor.num_ranks, num_engines(config)):
+    with (
+        closing(reward) if reward else nullcontext(),
+        cluster(config.ray, config.actor.num_ranks, num_beside_ranks(config)),
+    ):
         for model, path in models.items():
             with evaluation_engine(config, path) as engine:
                 engine.sync()

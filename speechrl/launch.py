@@ -30,7 +30,7 @@ ENGINE_GPU_SHARE = 0.3  # likewise of an engine, with --train.colocate_all or in
 
 
 @contextmanager
-def cluster(options: RayOptions, num_ranks: int, num_engines: int = 0) -> Iterator[None]:
+def cluster(options: RayOptions, num_ranks: int, num_beside_ranks: int = 0) -> Iterator[None]:
     """A Ray session: the cluster at --ray.address, or a private one with its own address, ended on leaving."""
     if not options.address:
         # the local cluster listens on this machine for this user only; must be set before ray is imported by workers
@@ -48,7 +48,7 @@ def cluster(options: RayOptions, num_ranks: int, num_engines: int = 0) -> Iterat
         ray.init(address=options.address, **common)
     else:
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # idle workers would only delay the ranks
-        cpus = CPUS_PER_RANK * num_ranks + num_engines  # logical: ranks, references, engines must find a place
+        cpus = CPUS_PER_RANK * num_ranks + num_beside_ranks  # logical: ranks, references, engines must find a place
         private = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": 512 * 2**20}
         _start_private(common | private, options.startup_timeout_s)
     try:
@@ -280,7 +280,7 @@ def stop(group: RankGroup) -> None:
         ray.util.remove_placement_group(group.placement)
 
 
-def num_engines(config: TrainConfig | EvalConfig) -> int:
+def num_beside_ranks(config: TrainConfig | EvalConfig) -> int:
     """Actors beside the ranks: vLLM engines and codec workers."""
     engine = config.rollout.engine if isinstance(config, TrainConfig) else config.eval.engine
     workers = config.codec.num_workers if config.data.speech_style else 0

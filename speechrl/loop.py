@@ -15,7 +15,7 @@ from speechrl.config import TrainConfig
 from speechrl.data.mix import MixedLoader, read_sources
 from speechrl.evaluate import evaluate_sets
 from speechrl.evaluation.groups import read_sets
-from speechrl.launch import cluster, num_engines, start_engine, start_policy, start_reference
+from speechrl.launch import cluster, num_beside_ranks, start_engine, start_policy, start_reference
 from speechrl.models.resources import check_resources
 from speechrl.preflight import preflight, try_reward
 from speechrl.reward.client import RewardClient
@@ -62,7 +62,7 @@ def train(config: TrainConfig) -> Path:
     """Reinforcement learning. Returns the folder of the last export (or of the run, with --ckpt.no_save_hf)."""
     inputs = prepare(config)
     loader, sets, run, total_steps = inputs.loader, inputs.sets, inputs.run, inputs.total_steps
-    resources = (config.ray, config.actor.num_ranks, num_engines(config))
+    resources = (config.ray, config.actor.num_ranks, num_beside_ranks(config))
     with closing(inputs.reward) as reward, cluster(*resources), ExitStack() as stack:
         policy = start_policy(config)
         reference = start_reference(config, policy)

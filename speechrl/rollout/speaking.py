@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from speechrl.rollout.engine import Placed, RolloutEngine, Sampling, in_order
+from speechrl.rollout.engine import Placed, RolloutEngine, Sampling
 from speechrl.speech.decoder import Decoded, SpeechJob
 from speechrl.types import AudioRef, Group, Sound, Utterance
 
@@ -24,7 +24,7 @@ class Share:
     answer: Any
 
 
-class SpeakingEngine:
+class SpeakingEngine(RolloutEngine):
     """Wraps an engine: groups get the sound of every completion that has codes. While one piece is decoded, the engine
     samples the next.
     """
@@ -52,9 +52,6 @@ class SpeakingEngine:
                 yield self._heard(*decoding.popleft())
         while decoding:
             yield self._heard(*decoding.popleft())
-
-    def generate(self, utterances: Sequence[Utterance], sampling: Sampling) -> list[Group]:
-        return in_order(self.stream(utterances, sampling))
 
     def _submit(self, groups: Sequence[Group]) -> list[Share]:
         jobs = [
