@@ -12,13 +12,18 @@ from safetensors.torch import load_file
 
 from speechrl.data.manifest import read_manifest
 from speechrl.launch import cluster, start_policy, stop
+from speechrl.models.attention import FLEX_BLOCK
+from speechrl.models.load import load_model
+from speechrl.models.policy import PolicyModule
+from speechrl.models.prompts import PromptBuilder
 from speechrl.models.tiny import build_qwen3_asr
 from speechrl.sections import RayOptions, Vllm
+from speechrl.training.batch import Packing, Row, collate, rows_of
 
 from .conftest import CHARACTERS, talkative
 from .test_e2e import metrics_of, speechrl, train_flags
 from .test_ranks import config_of, groups_of
-from .test_update import make_config, policy_rank
+from .test_update import make_config, policy_rank, sampled
 from .test_vllm import Server, check_before_and_after_a_sync
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
@@ -30,6 +35,64 @@ def test_bf16_training_with_a_reference_on_one_gpu(qwen3_asr: str, noise_manifes
     flags[flags.index("cpu")] = "cuda"
     flags[flags.index("fp32")] = "bf16"
     speechrl("train", *flags, "--algo.kl.init_coef", "0.05", "--tracking.no_tensorboard")
+    for line in metrics_of(tmp_path / "run"):
+        assert line["gap/abs_mean_nats"] < 0.02
+        assert line["train/grad_norm"] > 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_shared_prompts_in_bf16_are_within_its_noise(noise_manifest: str, tmp_path: Path) -> None:
+    """Against float32 on the same weights they err no more than repeated prompts do."""
+    build_qwen3_asr(tmp_path / "silent", CHARACTERS, width=320, encoder_layers=1, decoder_layers=4)
+    model = str(talkative(tmp_path / "silent", tmp_path / "model", gain=1.5))
+    rows = rows_of(sampled(model, noise_manifest))
+    exact = logprobs_and_gradient(model, noise_manifest, rows, Packing(shared_prefix=False), "fp32")
+    ways = {
+        "repeated": Packing(shared_prefix=False, multiple=8),
+        "shared, sdpa": Packing(multiple=8),
+        "shared, flex": Packing(one_sequence=True, multiple=FLEX_BLOCK),
+    }
+    errors = {}
+    for way, packing in ways.items():
+        found = logprobs_and_gradient(model, noise_manifest, rows, packing, "bf16")
+        errors[way] = [float((a - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
+    print(f"relative L2 error of (log-probs, gradient): {errors}")
+    for way in ("shared, sdpa", "shared, flex"):
+        for error, noise in zip(errors[way], errors["repeated"], strict=True):
+            assert error < 1.5 * noise < 0.1, errors
+
+
+def logprobs_and_gradient(
+    model: str, manifest: str, rows: list[Row], packing: Packing, dtype: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """([N], [all weights that train]) in float32, of the sum of log-probs weighted by the advantages."""
+    loaded = load_model(model, dtype)
+    for parameter in loaded.model.parameters():
+        parameter.data = parameter.data.bfloat16().to(parameter.dtype)  # the same weights in both
+    loaded.model.to("cuda")
+    builder = PromptBuilder(loaded, "", False)
+    module = PolicyModule(loaded, builder.banned_ids)
+    if packing.one_sequence:
+        module.use_flex_attention()
+    prepared = [builder.prepare(item) for item in read_manifest(manifest)[:7:2]]
+    encoded = module.encode([item.features for item in prepared])
+    audio = dict(zip((item.prompt.utterance.id for item in prepared), encoded, strict=True))
+    batch = collate(rows, audio, builder.pad_id, "cuda", packing)
+    logprobs_BR = module(batch)[0]
+    advantages_B = torch.tensor([row.advantage for row in rows], device="cuda")
+    (logprobs_BR * advantages_B[:, None]).sum().backward()
+    gradients = [item.grad.float().flatten() for item in module.parameters() if item.grad is not None]
+    return logprobs_BR.detach().float(), torch.cat(gradients)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_native_rollouts_beside_flex_attention(noise_manifest: str, tmp_path: Path) -> None:
+    build_qwen3_asr(tmp_path / "silent", CHARACTERS, width=320, encoder_layers=1, decoder_layers=2)
+    model = str(talkative(tmp_path / "silent", tmp_path / "model", gain=1.5))
+    flags = train_flags(model, noise_manifest, tmp_path / "run", 3)
+    flags[flags.index("cpu")] = "cuda"
+    flags[flags.index("fp32")] = "bf16"
+    speechrl("train", *flags, "--train.packed_attention", "flex", "--tracking.no_tensorboard")
     for line in metrics_of(tmp_path / "run"):
         assert line["gap/abs_mean_nats"] < 0.02
         assert line["train/grad_norm"] > 0
