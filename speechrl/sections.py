@@ -100,6 +100,8 @@ class Selection(Section):
     """
     feature_cache_gb: float = Field(default=20.0, gt=0)
     """GiB that --data.feature_cache may take; the least recently used outputs go first."""
+    num_workers: int = Field(default=4, ge=1)
+    """Threads of a rank that decode audio and compute the encoder's features."""
 
 
 class Augment(Section):

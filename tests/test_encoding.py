@@ -150,3 +150,20 @@ def test_supervised_steps_find_their_batch_ready(qwen3_asr: str, noise_manifest:
         # the last batch looks ahead to one that never comes
         assert rank.num_encoder_passes == (0 if not freeze else 6 if ahead else 4)
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("family", ["qwen3_asr", "qwen2_audio"])
+def test_features_are_the_same_from_any_number_of_workers(
+    family: str, noise_manifest: str, request: pytest.FixtureRequest
+) -> None:
+    utterances = read_manifest(noise_manifest)
+    found = []
+    for workers in (1, 4):
+        data = Selection(num_workers=workers)
+        rank = InferenceRank(request.getfixturevalue(family), Runtime(device="cpu"), data, "fp32")
+        found.append(rank.prepare([*utterances, *utterances]))  # as where a small set comes round within a batch
+        assert rank.builder.num_decoded == len(utterances)
+    for one, other in zip(*found, strict=True):
+        assert one.prompt == other.prompt
+        assert one.features is not None and other.features is not None
+        assert one.features.mel_MF.equal(other.features.mel_MF)

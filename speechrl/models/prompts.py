@@ -76,8 +76,9 @@ class PromptBuilder:
             if kept is not None and self._serves(kept, num_outputs):
                 self._cache.move_to_end(key)
                 return kept
-            with_audio = self.family.has_audio
-            prepared = self._audio_prompt(utterance, num_outputs) if with_audio else self._text_prompt(utterance)
+        with_audio = self.family.has_audio
+        prepared = self._audio_prompt(utterance, num_outputs) if with_audio else self._text_prompt(utterance)
+        with self._lock:
             self._remember(key, prepared if self._keep_features else replace(prepared, features=None))
         return prepared
 
@@ -131,10 +132,11 @@ class PromptBuilder:
         return raw, text, language
 
     def _audio_prompt(self, utterance: Utterance, num_outputs: int | None) -> Prepared:
-        text, ids = self._text_and_ids(utterance)
+        with self._lock:  # tokenizers take one caller at a time
+            text, ids = self._text_and_ids(utterance)
         features = None
         if num_outputs is None:
-            features = self._features(utterance)
+            features = self._features(utterance)  # the slow part, side by side in the threads of --data.num_workers
             assert self.family.hearing is not None
             num_outputs = self.family.hearing.num_outputs(features.num_frames)
         num_rows = self._num_rows(num_outputs)
@@ -179,7 +181,8 @@ class PromptBuilder:
             )
         if len(samples) < MIN_AUDIO_S * rate_hz:
             raise ValueError(f"{utterance.where}: {utterance.audio} is shorter than {MIN_AUDIO_S} s")
-        self.num_decoded += 1
+        with self._lock:
+            self.num_decoded += 1
         features = self.family.hearing.features(self.extractor, samples)
         if change is None:
             return features
@@ -189,8 +192,9 @@ class PromptBuilder:
         if utterance.audio is not None or utterance.prompt is None:
             what = "audio, but the model has no audio encoder" if utterance.audio else "no `prompt`"
             raise ValueError(f"{utterance.where}: utterance {utterance.id} has {what}")
-        text = self._chat_text(utterance) if self.tokenizer.chat_template else utterance.prompt
-        token_ids = tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+        with self._lock:
+            text = self._chat_text(utterance) if self.tokenizer.chat_template else utterance.prompt
+            token_ids = tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
         if not token_ids:
             raise ValueError(f"{utterance.where}: the prompt of {utterance.id} is empty")
         return Prepared(Prompt(utterance, token_ids, text), None)

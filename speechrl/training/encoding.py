@@ -45,6 +45,7 @@ class EncodingRank:
         self._keys: dict[str, str] = {}  # utterance id -> key in the feature cache
         self._lock = threading.Lock()  # of the encoder and the feature cache; the builder has its own
         self._thread = ThreadPoolExecutor(1, "look_ahead")
+        self._workers = ThreadPoolExecutor(data.num_workers, "features")
         self._ahead: deque[tuple[frozenset[Key], Future[dict[Key, Tensor]]]] = deque(maxlen=AHEAD)
 
     def _open_feature_cache(self, data: Selection, num_ranks: int) -> FeatureCache | None:
@@ -63,7 +64,17 @@ class EncodingRank:
         prepared.
         """
         self._take_ahead(utterances)
-        return [self.builder.prepare(utterance, self._recall(utterance)) for utterance in utterances]
+        known = {_key(utterance): self._recall(utterance) for utterance in utterances}
+        prepared = self._prepare_each(utterances, known)
+        return [prepared[_key(utterance)] for utterance in utterances]
+
+    def _prepare_each(
+        self, utterances: Sequence[Utterance], num_outputs: Mapping[Key, int | None]
+    ) -> dict[Key, Prepared]:
+        """Each utterance once, several side by side."""
+        unique = {_key(utterance): utterance for utterance in utterances}
+        done = self._workers.map(lambda key: self.builder.prepare(unique[key], num_outputs.get(key)), unique)
+        return dict(zip(unique, done, strict=True))
 
     def _recall(self, utterance: Utterance) -> int | None:
         """Number of encoder outputs of an utterance that are at hand, in memory or in the feature cache; None where
@@ -154,6 +165,7 @@ class EncodingRank:
         found: dict[Key, Tensor] = {}
         features: dict[Key, Features] = {}
         cache_keys: dict[Key, str] = {}
+        unknown: list[Utterance] = []
         for utterance in utterances:
             key = _key(utterance)
             if self.feature_cache is not None and utterance.audio is not None:
@@ -161,7 +173,8 @@ class EncodingRank:
                 if output is not None:
                     found[key] = output
                     continue
-            prepared = self.builder.prepare(utterance)
+            unknown.append(utterance)
+        for key, prepared in self._prepare_each(unknown, {}).items():
             if prepared.features is not None:
                 features[key] = prepared.features
         if not self.module.encoder_is_frozen:
