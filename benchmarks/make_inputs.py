@@ -21,7 +21,7 @@ from transformers.models.qwen3_asr import Qwen3ASRFeatureExtractor, Qwen3ASRProc
 from speechrl.models.tiny import QWEN3_AUDIO, build_qwen3_asr, character_tokenizer
 
 RATE_HZ = 16000
-STEPS = 6  # batches of each set, all different audio
+STEPS = 10  # batches of each set, all different audio
 VOCABULARY = 151936
 
 
