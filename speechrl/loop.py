@@ -76,10 +76,10 @@ def train(config: TrainConfig) -> Path:
         steps = stages.profiled(range(first_step, total_steps), config.tracking.profile_steps, policy, run.path)
         stack.enter_context(saver.rescuing())
         for step in steps:
-            clock = Clock()
+            clock, last = Clock(), step + 1 == total_steps
             metrics = engine.sync()
             with clock("time/rollout_s"):
-                groups, scores, collected = stages.collect(config, step, loader, engine, reward, log)
+                groups, scores, collected = stages.collect(config, step, loader, engine, reward, log, last)
             metrics |= engine.timings() | engine.release()
             with clock("time/reference_s"):
                 ref_logprobs = stages.reference_logprobs(config, groups, reference, policy)
@@ -95,7 +95,6 @@ def train(config: TrainConfig) -> Path:
             policy.forget()
             if reference is not None:
                 reference.forget()
-            last = step + 1 == total_steps
             if sets and config.eval.steps and (last or (step + 1) % config.eval.steps == 0):
                 metrics |= evaluate_sets(engine, sets, config.eval, reward, config.train.seed)
             metrics |= feature_cache_metrics(config.data, policy, reference)

@@ -56,8 +56,10 @@ def collect(
     engine: RolloutEngine,
     reward: RewardClient,
     log: RolloutLog | None = None,
+    last: bool = False,
 ) -> tuple[list[Group], list[Scores], Metrics]:
-    """Sample and score one rollout batch; with --data.prefetch what the loader gives next is made ready meanwhile.
+    """Sample and score one rollout batch; with --data.prefetch what the loader gives next is made ready meanwhile,
+    unless this is the last batch.
 
     With --algo.dynamic_filtering_enable, groups that `judge` drops are replaced by further prompts until the batch is
     full, the rounds are used up or a small dataset has gone round (DAPO, Yu et al. 2025); what is then missing stays
@@ -72,7 +74,7 @@ def collect(
         utterances = [utterance for utterance in loader.next_batch() if utterance.id not in taken]
         if not utterances:  # a small dataset has gone round
             break
-        upcoming = loader.upcoming() if config.data.prefetch else []
+        upcoming = loader.upcoming() if config.data.prefetch and not last else []
         fresh, scores, answer = _sample_and_score(engine, reward, utterances, sampling(config, step), upcoming)
         answers.append(answer)
         scores = punished(config, fresh, scores)

@@ -156,13 +156,14 @@ def test_gdpo_keeps_a_group_whose_parts_differ():
 
 
 def test_what_comes_next_is_named_to_the_engine_unless_told_not_to():
-    for prefetch, expected in ((True, ["u2", "u3"]), (False, [])):
+    for prefetch, last, expected in ((True, False, ["u2", "u3"]), (False, False, []), (True, True, [])):
         names = [f"u{index}" for index in range(4)]
         rollout = Rollout(batch_size=2, n_samples_per_prompt=2)
         config = TrainConfig(rollout=rollout, data=Data(prefetch=prefetch))
         loader = MixedLoader([[Utterance(name, "say") for name in names]], (), 2, 0, False, "--rollout.batch_size")
         engine = Engine()
-        groups, scores, _ = collect(config, 0, loader, engine, Reward({"u0": GOOD, "u1": HARD}))  # type: ignore[arg-type]
+        reward = Reward({"u0": GOOD, "u1": HARD})
+        groups, scores, _ = collect(config, 0, loader, engine, reward, None, last)  # type: ignore[arg-type]
         assert [group.utterance.id for group in groups] == ["u0", "u1"]  # though u1 was done first
         assert [score.rewards for score in scores] == [GOOD, HARD]
         assert engine.upcoming == expected

@@ -45,6 +45,8 @@ class EncodingRank:
         self._keys: dict[str, str] = {}  # utterance id -> key in the feature cache
         self._lock = threading.Lock()  # of the encoder and the feature cache; the builder has its own
         self._thread = ThreadPoolExecutor(1, "look_ahead")
+        # one for all batches: each stream keeps memory and a cuBLAS workspace of its own
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._workers = ThreadPoolExecutor(data.num_workers, "features")
         self._ahead: deque[tuple[frozenset[Key], Future[dict[Key, Tensor]]]] = deque(maxlen=AHEAD)
 
@@ -179,12 +181,10 @@ class EncodingRank:
                 features[key] = prepared.features
         if not self.module.encoder_is_frozen:
             return {}
-        on_gpu = self.device.type == "cuda"
-        stream = torch.cuda.Stream(self.device) if on_gpu else None
-        with torch.cuda.stream(stream) if on_gpu else nullcontext():
+        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
             found |= self._run_encoder(features, cache_keys, self.module)
-        if stream is not None:
-            stream.synchronize()
+        if self._stream:
+            self._stream.synchronize()
         return found
 
     def _take_ahead(self, utterances: Sequence[Utterance]) -> None:
