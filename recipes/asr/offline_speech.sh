@@ -7,22 +7,24 @@
 #   ./run_train.sh recipes/asr/offline_speech.sh --control                # also SFT continued on the RL recordings
 #   ./run_train.sh recipes/asr/offline_speech.sh --actor.adam.lr 1e-5     # flags of `speechrl train`
 #   SCALE=small ./run_train.sh recipes/asr/offline_speech.sh
+#   STAGES="grpo eval" ./run_train.sh recipes/asr/offline_speech.sh       # go on from what an earlier call left
 set -euo pipefail
 
 SCALE=${SCALE:-full}
 RUN=${RUN:-runs/offline_speech_$SCALE}
 DOWNLOADS=${DOWNLOADS:-runs/downloads}    # packages: 400 MB of speech, 240 MB of weights
 SEED=${SEED:-0}
+STAGES=${STAGES:-speech speeds model sft grpo control eval compare}
 if [ "$SCALE" = full ]; then
   LANGUAGES=${LANGUAGES:-en fr nl es it ro cs da ca}
   WHISPER=${WHISPER:-openai/whisper-base}
   SPEEDS=${SPEEDS:-0.9 1.1}               # copies of the SFT recordings
-  SFT_SECONDS=${SFT_SECONDS:-300} PROJECTOR_STEPS=${PROJECTOR_STEPS:-40} SFT_LR=${SFT_LR:-8e-4}
-  GRPO_STEPS=${GRPO_STEPS:-100} GRPO_LR=${GRPO_LR:-3e-5}
-  EVAL_STEPS=${EVAL_STEPS:-100} EVAL_SAMPLES=${EVAL_SAMPLES:-0}
+  SFT_SECONDS=${SFT_SECONDS:-250} PROJECTOR_STEPS=${PROJECTOR_STEPS:-60} SFT_LR=${SFT_LR:-6e-4}
+  GRPO_STEPS=${GRPO_STEPS:-60} GRPO_LR=${GRPO_LR:-3e-5}
+  EVAL_STEPS=${EVAL_STEPS:-150} EVAL_SAMPLES=${EVAL_SAMPLES:-0}
   machine=(--ds.param_dtype bf16 --ds.zero_stage 2)
   # launching kernels, not arithmetic, takes the time of a model this small: large batches in one pass
-  sft_size=(--train.batch_size 256 --train.max_tokens_per_micro_batch 65536)
+  sft_size=(--train.batch_size 128 --train.max_tokens_per_micro_batch 65536 --data.num_workers 8)
   grpo_size=(--rollout.batch_size 64 --rollout.n_samples_per_prompt 16 --train.max_tokens_per_micro_batch 32768
     --train.packed_attention sdpa --rollout.engine vllm --train.colocate_all --vllm.no_enable_sleep --ds.no_enable_sleep
     --vllm.gpu_memory_utilization 0.35 --vllm.max_model_len 1024)
@@ -49,10 +51,10 @@ done
 speech=$RUN/speech
 model=$RUN/model
 mkdir -p "$RUN"
-: > "$RUN/seconds.tsv"
-stage() {  # stage NAME COMMAND...: run it, say so, note its seconds
+stage() {  # stage NAME COMMAND...: run it if STAGES names it, say so, note its seconds
   local name=$1 started=$SECONDS
   shift
+  [[ " $STAGES " == *" $name "* ]] || return 0
   echo "== $name"
   "$@"
   printf '%s\t%s\n' "$name" "$((SECONDS - started))" >> "$RUN/seconds.tsv"
@@ -88,7 +90,7 @@ stage sft speechrl sft "${sft[@]}" --actor.model_name_or_path "$model" --data.pr
   --actor.adam.lr "$SFT_LR" --sft.projector_lr 1e-3 --sft.projector_only_steps "$PROJECTOR_STEPS" \
   --train.max_seconds "$SFT_SECONDS" --ckpt.output_dir "$RUN/sft"
 
-[ "$EVAL_STEPS" -eq 0 ] || watch+=(--eval.steps 10)  # the last of a flag counts
+[ "$EVAL_STEPS" -eq 0 ] || watch+=(--eval.steps 20)  # the last of a flag counts
 stage grpo speechrl train "${common[@]}" "${grpo_size[@]}" "${watch[@]}" \
   --actor.model_name_or_path "$RUN/sft/hf/$best" --actor.adam.lr "$GRPO_LR" --actor.lr_scheduler linear \
   --actor.lr_warmup_ratio 0.05 --data.prompt_dataset "$speech/rl_train.jsonl" --rollout.max_new_tokens 96 \
@@ -97,9 +99,11 @@ stage grpo speechrl train "${common[@]}" "${grpo_size[@]}" "${watch[@]}" \
 
 models=(sft="$RUN/sft/hf/$best" grpo="$RUN/grpo/hf/$best")
 if [ "$control" = yes ]; then
-  seconds=$(awk '$1 == "grpo" { print $2 }' "$RUN/seconds.tsv")
+  # as long as GRPO trained, its start-up not counted
+  seconds=$(python -c 'import json, sys; print(round(sum(json.loads(line)["time/step_s"] for line in sys.stdin)))' \
+    < "$RUN/grpo/metrics.jsonl")
   stage control speechrl sft "${sft[@]}" --actor.model_name_or_path "$RUN/sft/hf/$best" \
-    --data.prompt_dataset "$speech/rl_train.jsonl" --actor.adam.lr 1e-4 "${watch[@]}" \
+    --data.prompt_dataset "$speech/rl_train.jsonl" --actor.adam.lr 1e-4 \
     --train.max_seconds "$seconds" --ckpt.output_dir "$RUN/control"
   models+=(control="$RUN/control/hf/$best")
 fi
