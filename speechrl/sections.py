@@ -327,7 +327,7 @@ class Train(Section):
     shared_prefix: bool = True
     """Compute the prompt of a group once for all its completions; the same gradient for a fraction of the tokens."""
     packed_attention: Literal["auto", "sdpa", "flex"] = "auto"
-    """Attention over shared prompts: flex skips what is masked (CUDA), sdpa computes it; auto takes flex on CUDA.
+    """Attention over shared prompts: flex skips what is masked (CUDA), sdpa computes it; auto takes flex where it can.
     sft: flex packs utterances into one sequence instead of padding them."""
     max_epochs: int = Field(default=1, ge=1)
     """Passes over each rollout batch."""

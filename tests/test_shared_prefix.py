@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import create_mask
 
 from speechrl.data.manifest import read_manifest, write_manifest
 from speechrl.models import logprobs
-from speechrl.models.attention import block_mask, dense_mask, why_not_shared_prefix
+from speechrl.models.attention import block_mask, dense_mask, why_not_flex, why_not_shared_prefix
 from speechrl.models.load import load_model
 from speechrl.models.logprobs import ChosenLogprobs, Softmax
 from speechrl.rollout.engine import Sampling
@@ -162,6 +162,18 @@ def test_a_module_that_trains_with_flex_samples_as_before(
 def test_flex_attention_is_refused_on_the_cpu(qwen3_asr: str, noise_manifest: str) -> None:
     with pytest.raises(ValueError, match=r"--train\.packed_attention flex needs CUDA"):
         policy_rank(make_config(qwen3_asr, noise_manifest, packed_attention="flex"))
+
+
+def test_flex_attention_wants_cuda_and_wide_heads() -> None:
+    def reason(device: str, **sizes: int) -> str:
+        config = SimpleNamespace(**{"num_attention_heads": 4, "hidden_size": 64, **sizes})
+        return why_not_flex(SimpleNamespace(config=config), torch.device(device))  # type: ignore[arg-type]
+
+    assert reason("cuda") == ""
+    assert reason("cuda", hidden_size=32, head_dim=16) == ""
+    assert "have 8" in reason("cuda", hidden_size=32)
+    assert "have 8" in reason("cuda", head_dim=8)
+    assert "needs CUDA" in reason("cpu")
 
 
 def test_models_that_attend_otherwise_repeat_the_prompt(causal_lm: str) -> None:

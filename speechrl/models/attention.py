@@ -18,6 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 FLEX_BLOCK = 128  # tokens; FlexAttention skips whole blocks of the mask
+MIN_FLEX_WIDTH = 16  # numbers of a head: the least that its kernels multiply
 SWITCHING = "speechrl_switching"  # our row in transformers' table of attention kernels
 
 
@@ -37,6 +38,18 @@ def why_not_shared_prefix(decoder: torch.nn.Module) -> str:
         return f"{config.model_type} takes no positions"
     if config._attn_implementation not in ("sdpa", SWITCHING):
         return f"--actor.attn_implementation {config._attn_implementation} takes no mask of ours"
+    return ""
+
+
+def why_not_flex(decoder: torch.nn.Module, device: torch.device) -> str:
+    """Why FlexAttention can't compute this transformer's attention here; empty if it can."""
+    config: Any = decoder.config
+    if device.type != "cuda":
+        return "needs CUDA, the policy is on the CPU"
+    heads = getattr(config, "num_attention_heads", 0)
+    width = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
+    if width < MIN_FLEX_WIDTH:
+        return f"needs heads of {MIN_FLEX_WIDTH} numbers or more, the language model's have {width}"
     return ""
 
 

@@ -207,8 +207,10 @@ def as_bytes(tensor: Tensor) -> bytes:
 def use_liger_kernels(decoder: Any) -> None:
     """Replace RMSNorm, RoPE and SwiGLU of a language model by Liger's fused kernels (CUDA).
 
-    Raises ValueError when liger-kernel is missing or has none for this architecture.
+    Raises ValueError on the CPU, and when liger-kernel is missing or has none for this architecture.
     """
+    if next(decoder.parameters()).device.type != "cuda":
+        raise ValueError("--actor.use_liger_kernel needs CUDA, the policy is on the CPU: leave it out")
     try:
         from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
     except ImportError as error:

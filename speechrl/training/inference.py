@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from speechrl.models.attention import FLEX_BLOCK, why_not_shared_prefix
+from speechrl.models.attention import FLEX_BLOCK, why_not_flex, why_not_shared_prefix
 from speechrl.models.load import encoder_digest, freeze_roles, load_model, quiet_libraries
 from speechrl.models.policy import PolicyModule
 from speechrl.models.speech_prompts import prompt_builder
@@ -160,7 +160,8 @@ class InferenceRank(EncodingRank):
         """How completions of a prompt are laid out for this model on this device, and the kernel for it switched on."""
         shared = options.shared_prefix and not self.no_shared_prefix
         cuda = self.device.type == "cuda"
-        flex = shared and (options.packed_attention == "flex" or (options.packed_attention == "auto" and cuda))
+        auto = options.packed_attention == "auto" and not why_not_flex(self.module.decoder, self.device)
+        flex = shared and (options.packed_attention == "flex" or auto)
         if flex:
             self.module.use_flex_attention()
         multiple = FLEX_BLOCK if flex else 8 if cuda else 1

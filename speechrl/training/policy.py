@@ -27,6 +27,7 @@ from speechrl.algorithms.losses import NORMALISERS, POLICY_LOSSES
 from speechrl.config import Common, SftConfig, TrainConfig
 from speechrl.data.normalise import words
 from speechrl.faults import StepRefused
+from speechrl.models.attention import why_not_flex
 from speechrl.models.corruption import Corruption
 from speechrl.models.export import write_folder
 from speechrl.models.family import Features
@@ -80,11 +81,9 @@ class PolicyRank(InferenceRank):
         self.model_digest = weights_digest(self.loaded) if place.rank == 0 else ""
         if isinstance(config, TrainConfig):
             disable_dropout(self.loaded.model)
-        if config.train.packed_attention == "flex" and device.type != "cuda":
-            raise ValueError("--train.packed_attention flex needs CUDA, the policy is on the CPU: take auto or sdpa")
+        if config.train.packed_attention == "flex" and (reason := why_not_flex(self.module.decoder, device)):
+            raise ValueError(f"--train.packed_attention flex {reason}: take auto or sdpa")
         if config.actor.use_liger_kernel:
-            if device.type != "cuda":
-                raise ValueError("--actor.use_liger_kernel needs CUDA, the policy is on the CPU: leave it out")
             use_liger_kernels(self.module.decoder)
         if config.actor.gradient_checkpointing:
             self.loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
