@@ -75,6 +75,9 @@ def parse(call: Call) -> options.Section | None:
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_recipe_parses(recipe: Path, tmp_path: Path) -> None:
     flags = ["--control"] if "--control" in recipe.read_text() else []
+    metrics = tmp_path / "run" / "grpo" / "metrics.jsonl"  # of which a control reads how long GRPO trained
+    metrics.parent.mkdir(parents=True)
+    metrics.write_text('{"step": 1, "time/step_s": 2.5, "time/x_s": 9}\n{"step": 2, "time/step_s": 3.0}\n')
     calls = calls_of([str(recipe), *flags, "--train.max_steps", "7"], tmp_path)
     configs = [parse(call) for call in calls if call.program == "speechrl"]
     trained = [config for config in configs if type(config) is options.TrainConfig]
@@ -83,6 +86,8 @@ def test_recipe_parses(recipe: Path, tmp_path: Path) -> None:
     assert len(configs) >= 2
     scripts = [call.words[0] for call in calls if call.program == "python"]
     assert all((ROOT / script).is_file() for script in scripts)
+    if recipe.stem == "offline_speech":
+        assert [config.train.max_seconds for config in configs if type(config) is options.SftConfig] == [300, 6]
 
 
 def test_there_are_recipes_for_speech_and_text() -> None:

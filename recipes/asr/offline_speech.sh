@@ -101,8 +101,7 @@ stage grpo speechrl train "${common[@]}" "${grpo_size[@]}" "${watch[@]}" \
 models=(sft="$RUN/sft/hf/$best" grpo="$RUN/grpo/hf/$best")
 if [ "$control" = yes ]; then
   # as long as GRPO trained, its start-up not counted
-  seconds=$(python -c 'import json, sys; print(round(sum(json.loads(line)["time/step_s"] for line in sys.stdin)))' \
-    < "$RUN/grpo/metrics.jsonl")
+  seconds=$(awk -F '"time/step_s": ' '{ total += $2 + 0 } END { print int(total + 1) }' "$RUN/grpo/metrics.jsonl")
   stage control speechrl sft "${sft[@]}" --actor.model_name_or_path "$RUN/sft/hf/$best" \
     --data.prompt_dataset "$speech/rl_train.jsonl" --actor.adam.lr 1e-4 \
     --train.max_seconds "$seconds" --ckpt.output_dir "$RUN/control"
