@@ -74,13 +74,13 @@ def write(config: Any, processor: Any, out: Path, change: Callable[[Any], None] 
 # --- Qwen -----------------------------------------------------------------------------------------------------------
 
 
-def first_release(out: Path, width: int = WIDTH) -> None:
+def first_release(out: Path, width: int = WIDTH, encoder_layers: int = 2) -> None:
     """The checkpoint of build_qwen3_asr under the names of the first release."""
     from transformers import Qwen3ASRForConditionalGeneration
     from transformers.models.qwen3_asr import Qwen3ASRProcessor
 
     same = out.with_name(out.name + ".transformers")
-    build_qwen3_asr(same, CHARACTERS, width=width, encoder_layers=2, decoder_layers=2)
+    build_qwen3_asr(same, CHARACTERS, width=width, encoder_layers=encoder_layers, decoder_layers=2)
     model = Qwen3ASRForConditionalGeneration.from_pretrained(same)
     processor = Qwen3ASRProcessor.from_pretrained(same)
     audio, text = model.config.audio_config.to_dict(), model.config.text_config.to_dict()
