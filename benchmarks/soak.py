@@ -1,10 +1,12 @@
 """A long run of tiny steps on the CPU, with the memory of its processes over time: does anything grow?
 
     python benchmarks/soak.py --out runs/soak --steps 300
+    python benchmarks/soak.py --out runs/soak --rollout.engine vllm --vllm.enforce_eager --vllm.max_model_len 256
 
-A random Qwen3-ASR of 32 hidden units on noise: 2 ranks, rollouts kept, a checkpoint and an evaluation every 25 steps.
-Prints and writes (memory.json) the resident memory of driver and ranks at a third and at the end of the run, in MiB,
-and the slope between the two in KiB a step.
+A random Qwen3-ASR of 160 hidden units on noise: 2 ranks, rollouts kept, a checkpoint and an evaluation every 25 steps;
+further flags are those of `speechrl train`. Prints and writes (memory.json) the resident memory of the driver, the
+ranks and engines (and the processes below an engine) at a third and at the end of the run, in MiB, and the slope
+between the two in KiB a step.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ SAMPLE_S = 2.0
 def make_inputs(out: Path) -> list[str]:
     """Model, noise and reward; the flags of the run."""
     out.mkdir(parents=True, exist_ok=True)
-    build_qwen3_asr(out / "model", CHARACTERS, width=32, encoder_layers=2, decoder_layers=2)
+    build_qwen3_asr(out / "model", CHARACTERS, width=160, encoder_layers=2, decoder_layers=2)
     stream = np.random.default_rng(0)
     rows = []
     for index in range(48):
@@ -62,17 +64,17 @@ def memory_mib(driver: psutil.Process) -> dict[str, float]:
             continue  # it ended just now
         if process == driver:
             found["driver"] = size
-        elif title.startswith("ray::") and "IDLE" not in title:
+        elif title.startswith(("ray::", "VLLM::")) and "IDLE" not in title:
             found[f"{title.split('.')[0].split()[0]} {process.pid}"] = size
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/soak"))
     parser.add_argument("--steps", type=int, default=300)
-    options = parser.parse_args()
-    flags = [*make_inputs(options.out), "--train.max_steps", str(options.steps)]
+    options, further = parser.parse_known_args()
+    flags = [*make_inputs(options.out), "--train.max_steps", str(options.steps), *further]
     run = subprocess.Popen([sys.executable, "-m", "speechrl.cli", "train", *flags])
     driver = psutil.Process(run.pid)
     metrics, samples = options.out / "run" / "metrics.jsonl", []

@@ -12,12 +12,11 @@ from typing import Any
 
 from speechrl.config import EvalConfig, named_paths
 from speechrl.data.languages import language_code
-from speechrl.data.normalise import TextRules
 from speechrl.data.text_rules import read_rules
 from speechrl.evaluation.alignment import write_alignment
 from speechrl.evaluation.groups import parts_of, read_sets
-from speechrl.evaluation.hypotheses import write_hypotheses
-from speechrl.evaluation.metrics import Decoded, Samples, edit_totals, rates, rates_with_intervals
+from speechrl.evaluation.hypotheses import decoded, write_hypotheses
+from speechrl.evaluation.metrics import Samples, edit_totals, rates, rates_with_intervals
 from speechrl.evaluation.speech import write_speech
 from speechrl.launch import cluster, evaluation_engine, num_beside_ranks
 from speechrl.models.feature_cache import check_feature_cache
@@ -61,29 +60,10 @@ def samples_of(groups: Sequence[Group], options: Decoding, reward: RewardClient 
     """The transcripts with their rewards, if there is one."""
     book = read_rules(options.text_rules, "--eval.text_rules")
     scores: Sequence[Scores | None] = reward.score(groups) if reward is not None else [None] * len(groups)
-    return [_decoded(group, score, book) for group, score in zip(groups, scores, strict=True)]
-
-
-def _decoded(group: Group, scores: Scores | None, book: Mapping[str, TextRules]) -> Samples:
-    """Of speech the text is what the reward heard, and there is none without."""
-    rules = book.get(language_code(group.utterance.language or ""))
-    samples = []
-    for index, rollout in enumerate(group.rollouts):
-        heard = scores.heard[index] if scores is not None and scores.heard else None
-        samples.append(
-            Decoded(
-                group.utterance,
-                rollout.text if heard is None else heard,
-                rollout.language,
-                rollout.finish_reason,
-                scores.rewards[index] if scores is not None else None,
-                rollout.raw_text,
-                rules,
-                readable=rollout.codes is None or heard is not None,
-                parts={name: values[index] for name, values in scores.parts.items()} if scores is not None else {},
-            )
-        )
-    return tuple(samples)
+    return [
+        decoded(group, score, book.get(language_code(group.utterance.language or "")))
+        for group, score in zip(groups, scores, strict=True)
+    ]
 
 
 def evaluate_sets(

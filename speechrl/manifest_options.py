@@ -75,8 +75,10 @@ class RankConfig(Section):
 
     manifest: tuple[str, ...] = Field(min_length=1)
     """Manifests (JSONL or `datasets` folders) to rank."""
-    hypotheses: tuple[str, ...] = Field(min_length=1)
+    hypotheses: tuple[str, ...] = ()
     """hypotheses.jsonl of `speechrl eval` on these utterances, best with --eval.n_samples 4 or more."""
+    rollouts: tuple[str, ...] = ()
+    """Folders of runs of `speechrl train --tracking.save_rollouts` on these utterances."""
     out: str
     """Manifest to write, with difficulty, difficulty_std, solved_share and num_samples, easiest first."""
     score: Literal["cer", "reward"] = "cer"
@@ -114,5 +116,7 @@ def check(config: Section) -> None:
             )
         if config.repeat and not config.num_utterances:
             raise ValueError("--repeat needs --num_utterances: how many to write")
+    if isinstance(config, RankConfig) and not (config.hypotheses or config.rollouts):
+        raise ValueError("nothing to rank by: give --hypotheses, --rollouts or both")
     if isinstance(config, FilterConfig) and not (config.keep or config.exclude_texts_of or config.max_per_text):
         raise ValueError("nothing to filter by: give --keep, --exclude_texts_of or --max_per_text")

@@ -1,7 +1,4 @@
-"""`speechrl rank`: how hard each utterance was for a model, from its sampled transcripts; the easiest first.
-
-Another store of samples needs a reader that makes `Samples` (evaluation/metrics.py) of it; the rest reads `Attempt`s.
-"""
+"""`speechrl rank`: how hard each utterance was for a model, from its sampled transcripts; the easiest first."""
 
 from __future__ import annotations
 
@@ -12,12 +9,14 @@ from typing import Literal
 
 import numpy as np
 
+from speechrl.config import load_saved
 from speechrl.data.curriculum import DIFFICULTY
 from speechrl.data.manifest import read_manifests
-from speechrl.evaluation.hypotheses import read_hypotheses
+from speechrl.evaluation.hypotheses import decoded, read_hypotheses
 from speechrl.evaluation.metrics import Samples
 from speechrl.manifest_commands import write
 from speechrl.manifest_options import RankConfig
+from speechrl.rollout_log import read, steps_of
 from speechrl.types import Utterance
 
 SOLVED_AT: Mapping[str, float] = {"cer": 0.0, "reward": 1.0}
@@ -105,22 +104,22 @@ def rank(config: RankConfig) -> Path:
     utterances = read_manifests(config.manifest)
     texts = {utterance.id: utterance for utterance in utterances}
     attempts: list[Attempt] = []
-    for path in config.hypotheses:
-        for attempt in attempts_of(read_hypotheses(Path(path))):
-            there = texts.get(attempt.utterance_id)
-            if there is not None and there.text != attempt.reference:
-                raise ValueError(
-                    f"{attempt.where}: id {attempt.utterance_id!r} has the reference {attempt.reference!r}, at "
-                    f"{there.where} it is {there.text!r}: not the same utterances"
-                )
-            attempts.append(attempt)
+    for attempt in attempts_of(_samples(config)):
+        there = texts.get(attempt.utterance_id)
+        if there is not None and there.text != attempt.reference:
+            raise ValueError(
+                f"{attempt.where}: id {attempt.utterance_id!r} has the reference {attempt.reference!r}, at "
+                f"{there.where} it is {there.text!r}: not the same utterances"
+            )
+        attempts.append(attempt)
     found = difficulties(attempts, config.score, config.solved_at)
     known = ranked(utterances, found)
     missing = [utterance for utterance in utterances if utterance.id not in found]
     if missing and (config.on_missing == "stop" or not known):
+        sources = (*config.hypotheses, *config.rollouts)
         what = "rewarded hypothesis" if config.score == "reward" else "hypothesis"
         raise ValueError(
-            f"{missing[0].where}: utterance {missing[0].id} has no {what} in {' '.join(config.hypotheses)} (nor have "
+            f"{missing[0].where}: utterance {missing[0].id} has no {what} in {' '.join(sources)} (nor have "
             f"{len(missing) - 1} others of {len(utterances)}); --on_missing drop leaves them out"
         )
     if missing:
@@ -128,6 +127,20 @@ def rank(config: RankConfig) -> Path:
     print(_spread([found[utterance.id] for utterance in known]))
     write(Path(config.out), known)
     return Path(config.out)
+
+
+def _samples(config: RankConfig) -> Iterator[Samples]:
+    for path in config.hypotheses:
+        yield from read_hypotheses(Path(path))
+    for path in config.rollouts:
+        run = Path(path)
+        steps = steps_of(run)
+        if not steps:
+            raise ValueError(f"--rollouts {path}: holds no rollouts; --tracking.save_rollouts makes a run keep them")
+        if config.score == "cer" and load_saved(str(run / "config.yaml")).data.speech_style:
+            raise ValueError(f"--rollouts {path}: a run of a model that speaks; take --score reward")
+        for step in steps:
+            yield from (decoded(logged.group, logged.scores) for logged in read(run, step))
 
 
 def _spread(items: Sequence[Difficulty]) -> str:

@@ -13,14 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speechrl.cli import main
+from speechrl.config import TrainConfig
 from speechrl.data.loader import UtteranceLoader
 from speechrl.data.manifest import ManifestError, read_manifest, write_manifest
 from speechrl.data.manifest_stats import figures
 from speechrl.data.mix import read_sources
 from speechrl.data.selection import keep_if, mix, read_condition, split, text_key
 from speechrl.rank import Attempt, Difficulty, difficulties
-from speechrl.sections import Data
-from speechrl.types import Utterance
+from speechrl.rollout_log import RolloutLog
+from speechrl.sections import Data, Tracking
+from speechrl.types import Group, Prompt, Rollout, Scores, Utterance
 
 
 def utterance(id_: str, text: str = "a", **values) -> Utterance:
@@ -334,6 +336,47 @@ def test_rank_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert [(item.id, item.metadata["difficulty"]) for item in read_manifest(out)] == [
         ("easy", 0.1), ("half", 0.5), ("quiet", 0.5), ("hard", 1.5)
     ]  # fmt: skip
+
+
+def stored(run: Path, groups: dict[str, list[tuple[str, float | None]]], style: str = "") -> str:
+    """The folder of a run that kept {reference: its (text, reward)}, one group a step; ids are those of LINES."""
+    run.mkdir()
+    config = TrainConfig(data=Data(prompt_dataset=("x.jsonl",), speech_style=style))  # type: ignore[arg-type]
+    (run / "config.yaml").write_text(json.dumps(config.model_dump(mode="json")))
+    log = RolloutLog(Tracking(save_rollouts=True), run, 0)
+    for step, (name, said) in enumerate(groups.items(), start=1):
+        prompt = Prompt(Utterance(name, "abcd", where="old.jsonl:1"), (1,), "p", 1)
+        rollouts = tuple(Rollout((1,), (-0.5,), "stop", 0, text, text, None) for text, _ in said)
+        log.hold([Group(prompt, rollouts)], [Scores(tuple(reward for _, reward in said), {}, {})], ["too_hard"])
+        log.write(step, [], [])
+    return str(run)
+
+
+def test_rank_reads_what_a_run_kept(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = manifest(tmp_path / "m.jsonl", [{"id": "half", "text": "abcd"}, {"id": "easy", "text": "abcd"}])
+    run = stored(tmp_path / "run", {"half": [("abxx", 0.5), ("abcd", None)], "easy": [("abcd", 1.0), ("abcd", 0.8)]})
+    out = tmp_path / "o.jsonl"
+    flags = ["rank", "--manifest", path, "--out", str(out)]
+
+    def found() -> list[tuple]:
+        return [(item.id, item.metadata["difficulty"], item.metadata["num_samples"]) for item in read_manifest(out)]
+
+    main([*flags, "--rollouts", run])
+    assert found() == [("easy", 0.0, 2), ("half", 0.25, 2)]
+    said = hypotheses(tmp_path / "h.jsonl", [("half", "xxxx", "abcd", 0.0)])
+    main([*flags, "--rollouts", run, "--hypotheses", said, "--score", "reward"])
+    assert found() == [("easy", 0.1, 2), ("half", 0.75, 2)]  # rewards of 0.5 and 0; one abstained
+    speaks = stored(tmp_path / "speaks", {"half": [("", 0.5)], "easy": [("", 0.0)]}, style="llasa")
+    for wrong, message in (
+        ([], "give --hypotheses, --rollouts or both"),
+        (["--rollouts", str(tmp_path)], f"--rollouts {tmp_path}: holds no rollouts"),
+        (["--rollouts", speaks], "take --score reward"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*flags, *wrong])
+        assert message in " ".join(capsys.readouterr().err.split())
+    main([*flags, "--rollouts", speaks, "--score", "reward"])
+    assert ids(out) == ["half", "easy"]
 
 
 def test_rank_refuses_other_utterances(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from speechrl.data.manifest import read_rows
 from speechrl.data.normalise import TextRules
 from speechrl.evaluation.metrics import Decoded, Samples
-from speechrl.types import FinishReason, Utterance
+from speechrl.types import FinishReason, Group, Scores, Utterance
 
 
 class Line(BaseModel):
@@ -39,6 +39,27 @@ class Line(BaseModel):
     text_rules: TextRules | None = None
     readable: bool = True
     parts: dict[str, float | None] = {}
+
+
+def decoded(group: Group, scores: Scores | None, rules: TextRules | None = None) -> Samples:
+    """The transcripts of a group. Of speech the text is what the reward heard, and there is none without."""
+    samples = []
+    for index, rollout in enumerate(group.rollouts):
+        heard = scores.heard[index] if scores is not None and scores.heard else None
+        samples.append(
+            Decoded(
+                group.utterance,
+                rollout.text if heard is None else heard,
+                rollout.language,
+                rollout.finish_reason,
+                scores.rewards[index] if scores is not None else None,
+                rollout.raw_text,
+                rules,
+                readable=rollout.codes is None or heard is not None,
+                parts={name: values[index] for name, values in scores.parts.items()} if scores is not None else {},
+            )
+        )
+    return tuple(samples)
 
 
 def write_hypotheses(path: Path, groups: Sequence[Samples]) -> None:
