@@ -8,8 +8,7 @@ import time
 
 import ray
 
-from speechrl.rollout.engine import Completion, EngineInput, Share
-from speechrl.rollout.vllm import Sampled
+from speechrl.rollout.engine import Completion, EngineInput, Sampled, Share
 from speechrl.types import Group, Prompt, Rollout, Utterance
 
 

@@ -14,8 +14,8 @@ import torch
 from speechrl.data.manifest import read_manifest
 from speechrl.launch import cluster
 from speechrl.models.tiny import build_qwen2_audio, build_qwen3_asr, build_speech_lm
-from speechrl.rollout.engine import Completion, Sampling
-from speechrl.rollout.vllm import Sampled, VllmServer
+from speechrl.rollout.engine import Completion, Sampled, Sampling
+from speechrl.rollout.vllm import VllmServer
 from speechrl.rollout.weights import pack
 from speechrl.sections import RayOptions, Vllm
 from speechrl.training.policy import PolicyRank

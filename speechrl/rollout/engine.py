@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from speechrl.types import FinishReason, Group, Prompt, Utterance
+
+if TYPE_CHECKING:  # what sends and takes these records need not load torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,20 @@ class Share:
     inputs: list[EngineInput]
     audio_RH: Tensor | None
     encode_s: float
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What an engine has finished: completions of some prompts, whose weights made them, and where the time went.
+
+    places: of the prompts among all of the engine's. encode_s: of each share. engine_s: since the engine began.
+    """
+
+    places: list[int]
+    groups: list[tuple[Prompt, list[Completion]]]
+    weights_version: int
+    encode_s: tuple[float, ...]
+    engine_s: float
 
 
 @dataclass(frozen=True)

@@ -17,31 +17,17 @@ from torch import Tensor
 
 from speechrl.faults import RunError, rank_lost
 from speechrl.rollout import vllm_api
-from speechrl.rollout.engine import Completion, EngineInput, EngineSpec, Placed, RolloutEngine, Sampling, Share
+from speechrl.rollout.engine import EngineInput, EngineSpec, Placed, RolloutEngine, Sampled, Sampling, Share
 from speechrl.rollout.streaming import as_they_come
 from speechrl.rollout.weights import Bucket
 from speechrl.sections import Vllm
-from speechrl.types import Prompt, Utterance
+from speechrl.types import Utterance
 
 PIECES = 8  # that an engine's answer comes in, so that rewards are computed while it samples on
 T = TypeVar("T")
 
 PING_S = 30.0  # Ray may take so long to be sure of a death; who lives answers at once, unless it hangs
 HANG_S = 5.0  # after a timeout: what hangs does not answer, and lives
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """Completions of some prompts, the version of the weights that made them, and where the time went.
-
-    places: of the prompts among all of the engine's. encode_s: of each share. engine_s: since the engine began.
-    """
-
-    places: list[int]
-    groups: list[tuple[Prompt, list[Completion]]]
-    weights_version: int
-    encode_s: tuple[float, ...]
-    engine_s: float
 
 
 class VllmServer:
