@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +13,17 @@ from torch import Tensor
 
 from speechrl.config import SftConfig
 from speechrl.data.manifest import read_manifest
+from speechrl.models import feature_cache
+from speechrl.models.load import encoder_digest, load_model
+from speechrl.models.speech_prompts import SpeechPromptBuilder
 from speechrl.ports import free_socket_port
 from speechrl.rollout.engine import Sampling
 from speechrl.sections import Actor, Ds, Runtime, Selection
 from speechrl.training.inference import InferenceRank
 from speechrl.training.policy import Place, PolicyRank
 from speechrl.types import AudioRef, Augmentation, Group, Utterance
+
+from .tiny_families import BUILDERS
 
 SAMPLING = Sampling(num_samples=2, max_new_tokens=6, batch_size=2)
 
@@ -167,3 +175,67 @@ def test_features_are_the_same_from_any_number_of_workers(
         assert one.prompt == other.prompt
         assert one.features is not None and other.features is not None
         assert one.features.mel_MF.equal(other.features.mel_MF)
+
+
+def test_a_model_that_speaks_has_its_tokenizer_used_by_one_thread_at_a_time(
+    speech_lm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = SpeechPromptBuilder(load_model(speech_lm, "fp32"), "llasa")
+    tokenize, busy, met = builder.tokenizer, threading.Lock(), []
+
+    class Watched(type(tokenize)):  # type: ignore[misc]
+        def __call__(self, *arguments, **options):
+            met.append(busy.acquire(blocking=False))
+            time.sleep(0.05)
+            try:
+                return super().__call__(*arguments, **options)
+            finally:
+                if met[-1]:
+                    busy.release()
+
+    monkeypatch.setattr(tokenize, "__class__", Watched)
+    texts = [Utterance(str(index), "turn on", where="a.jsonl:1") for index in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(builder.prepare, texts))
+    assert met == [True] * 4
+
+
+def test_the_encoder_is_read_whole_while_it_encodes_ahead(noise_manifest: str, tmp_path: Path) -> None:
+    """Audio Flamingo's positions are cut to the batch during a forward pass: its digest, and an export, must wait."""
+    BUILDERS["audioflamingo3"](tmp_path / "model")
+    rank = rank_of(str(tmp_path / "model"))
+    before, state, inside = rank.encoder_digest(), rank.frozen_state(), threading.Event()
+
+    def stay(*_: object) -> None:
+        inside.set()
+        time.sleep(0.5)
+
+    rank.module.encoder.register_forward_pre_hook(stay)
+    rank.look_ahead(read_manifest(noise_manifest)[:1])
+    assert inside.wait(60)
+    assert encoder_digest(rank.module.encoder) != before  # so it is when nobody waits
+    assert rank.encoder_digest() == before
+    rank.look_ahead(read_manifest(noise_manifest)[1:2])
+    inside.clear()
+    assert inside.wait(60)
+    assert {name: value.shape for name, value in rank.frozen_state().items()} == {
+        name: value.shape for name, value in state.items()
+    }
+
+
+def test_the_encoder_is_hashed_once_for_the_feature_cache(
+    qwen3_asr: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed = []
+    monkeypatch.setattr(feature_cache, "encoder_digest", lambda encoder: hashed.append(encoder) or "digest")
+    rank_of(qwen3_asr, tmp_path)
+    assert len(hashed) == 1
+
+
+def test_what_travels_to_another_rank_is_not_decoded_again(qwen3_asr: str, noise_manifest: str) -> None:
+    utterances, rank = read_manifest(noise_manifest)[:2], rank_of(qwen3_asr)
+    outputs = rank.encode(rank.prepare(utterances))
+    rank.builder.clear()  # as where features have outgrown the memory that they may take
+    sent = rank.encoder_outputs(utterances)
+    assert rank.builder.num_decoded == 2
+    assert all(sent[name].equal(output) for name, output in outputs.items()) and len(sent) == 2

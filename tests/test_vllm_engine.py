@@ -166,6 +166,27 @@ def test_restarts_are_bounded() -> None:
         handle.generate(UTTERANCES, Sampling())
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_rank_that_died_between_steps_is_told(number: int) -> None:
+    """Rank 0 is asked for its version before a sync; rank 1, without an utterance, takes part in a round."""
+    handle = engine("", num_ranks=2)
+    handle.sync()
+    ray.kill(handle.policy.ranks[number])
+    with pytest.raises(RunError, match=r"a rank is gone.*--ckpt\.resume"):
+        handle.sync()
+        handle.generate(UTTERANCES[:1], Sampling())
+
+
+def test_with_nccl_a_death_in_a_sync_stops_the_run_and_is_told() -> None:
+    handle = engine("", max_restarts=1)
+    handle.sync()
+    handle.transfer = "nccl"
+    ray.get(handle.policy.ranks[0].step.remote())
+    ray.kill(handle.servers[0])
+    with pytest.raises(RunError, match=r"nccl; --ckpt\.resume"):
+        handle.sync()
+
+
 def test_an_engine_that_refuses_the_weights_is_told_with_its_own_text() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)failed to start update: .*no such weight: model.x"):
         engine("refuses").sync()

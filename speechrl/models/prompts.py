@@ -217,8 +217,9 @@ class PromptBuilder:
 
     def clear(self) -> None:
         """Drop the prompts and features kept in memory: an id is unique within one set only."""
-        self._cache.clear()
-        self._cached_bytes = 0
+        with self._lock:
+            self._cache.clear()
+            self._cached_bytes = 0
 
     def _remember(self, key: tuple, prepared: Prepared) -> None:
         if key in self._cache:

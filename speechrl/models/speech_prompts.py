@@ -91,9 +91,10 @@ class SpeechPromptBuilder(PromptBuilder):
     def _text_prompt(self, utterance: Utterance) -> Prepared:
         self.check_fit(utterance)
         spoken = self._tokens(utterance, utterance.speaker.codes) if utterance.speaker is not None else ()
-        request = self.style.request(utterance, "".join(self.tokenizer.convert_ids_to_tokens(list(spoken))))
-        text = self._templated(request.user, request.answer) if request.user else request.answer
-        ids = tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+        with self._lock:  # as the class above: threads of --data.num_workers are here side by side
+            request = self.style.request(utterance, "".join(self.tokenizer.convert_ids_to_tokens(list(spoken))))
+            text = self._templated(request.user, request.answer) if request.user else request.answer
+            ids = tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
         found = tuple(token for token in ids if token in self._speech_ids)
         if found != spoken:
             raise ValueError(

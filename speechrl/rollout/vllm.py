@@ -209,12 +209,10 @@ class VllmEngine(RolloutEngine):
                     f"{self.weights_version}"
                 )
             last[number] = sampled
-            try:
-                done = ray.get(ranks[number % len(ranks)].groups_of.remote(sampled.groups, sampled.weights_version))
-            except RayActorError as error:
-                raise rank_lost(error) from error
+            done = _of_rank(ranks[number % len(ranks)].groups_of.remote(sampled.groups, sampled.weights_version))
             yield [(orders[number][place], group) for place, group in zip(sampled.places, done, strict=True)]
-        ray.get(idle)
+        for answer in idle:
+            _of_rank(answer)
         encode_s = [0.0] * len(ranks)
         for number, sampled in last.items():
             for rank, seconds in zip(self._sources(orders[number]), sampled.encode_s, strict=True):
@@ -304,16 +302,22 @@ class VllmEngine(RolloutEngine):
     def sync(self) -> dict[str, float]:
         """The policy's newest weights into every engine: all of them the first time, then what trains.
 
-        An engine that dies is started anew, with the others, which may have half of the weights.
+        An engine that dies is started anew, with the others, which may have half of the weights. Raises RunError where
+        that may not be, as with NCCL, or where a rank is gone.
         """
-        if self.sampling and self.weights_version == ray.get(self.policy.ranks[0].get_weights_version.remote()):
+        if self.sampling and self.weights_version == _of_rank(self.policy.ranks[0].get_weights_version.remote()):
             return {}
         while True:
             try:
                 return self._sync()
             except (RayActorError, RuntimeError, TimeoutError) as error:
                 if self.transfer == "nccl":  # policy rank 0 may be left in the broadcast
-                    raise
+                    if not isinstance(error, RayActorError):
+                        raise
+                    raise RunError(
+                        "an engine or a rank died in a sync with --vllm.sync_transfer nccl; --ckpt.resume continues "
+                        f"from the last checkpoint. Ray says: {' '.join(str(error).split())}"
+                    ) from error
                 self._replace(error, everyone=True)
 
     def _sync(self) -> dict[str, float]:
@@ -361,7 +365,7 @@ class VllmEngine(RolloutEngine):
 
     def _open_group(self) -> None:
         """The NCCL group of policy rank 0 and all workers of all engines."""
-        address, port = ray.get(self.policy.ranks[0].free_address.remote())
+        address, port = _of_rank(self.policy.ranks[0].free_address.remote())
         size = self.options.tensor_parallel_size
         world_size = 1 + size * len(self.servers)
         opened = self.policy.ranks[0].open_group.remote(address, port, world_size)
@@ -376,6 +380,14 @@ class VllmEngine(RolloutEngine):
         timeout_s = self.options.sync_timeout_s
         for answer in answers:
             wait_for_engines([answer], timeout_s, method.replace("_", " "))
+
+
+def _of_rank(answer: Any) -> Any:
+    """A policy rank's answer. Raises RunError when the rank is gone."""
+    try:
+        return ray.get(answer)
+    except RayActorError as error:
+        raise rank_lost(error) from error
 
 
 def last_lines(path: str, count: int = 20) -> str:

@@ -43,7 +43,7 @@ class EncodingRank:
         self.feature_cache = self._open_feature_cache(data, runtime.num_ranks)
         self._encoded: dict[str, Tensor] = {}  # utterance id -> encoder output [O, D]
         self._keys: dict[str, str] = {}  # utterance id -> key in the feature cache
-        self._lock = threading.Lock()  # of the encoder and the feature cache; the builder has its own
+        self._lock = threading.Lock()  # of the encoder, its weights and the feature cache; the builder has its own
         self._thread = ThreadPoolExecutor(1, "look_ahead")
         # one for all batches: each stream keeps memory and a cuBLAS workspace of its own
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
@@ -128,17 +128,17 @@ class EncodingRank:
         return found
 
     def encoded(self, utterances: Sequence[Utterance]) -> dict[str, Tensor]:
-        """As `encode`; what another rank encoded is neither decoded nor encoded again."""
+        """As `encode`; what is at hand, from this rank or another, is neither decoded nor encoded again."""
         if not self.family.has_audio:
             return {}
         self.encode(self.prepare([utterance for utterance in utterances if utterance.id not in self._encoded]))
         return {utterance.id: self._encoded[utterance.id] for utterance in utterances}
 
     def encoder_outputs(self, utterances: Sequence[Utterance]) -> dict[str, Tensor]:
-        """What `encode` kept, on the CPU, for ranks that hold the same frozen encoder; nothing if it trains."""
+        """As `encoded`, on the CPU, for ranks that hold the same frozen encoder; nothing if it trains."""
         if not self.module.encoder_is_frozen:
             return {}
-        return {key: value.cpu() for key, value in self.encode(self.prepare(utterances)).items()}
+        return {key: value.cpu() for key, value in self.encoded(utterances).items()}
 
     def take_encoder_outputs(self, outputs: Mapping[str, Tensor]) -> None:
         """Keep encoder outputs that another rank computed with the same weights."""
@@ -151,7 +151,13 @@ class EncodingRank:
 
     def take_cache_counts(self) -> dict[str, int]:
         """Lookups in the feature cache since the last call: hits, misses and corrupt entries; empty without one."""
-        return asdict(self.feature_cache.take_counts()) if self.feature_cache is not None else {}
+        with self._lock:
+            return asdict(self.feature_cache.take_counts()) if self.feature_cache is not None else {}
+
+    def frozen_state(self) -> dict[str, Tensor]:
+        """PolicyModule.frozen_state, not in the middle of a forward pass: some families cut weights for its length."""
+        with self._lock:
+            return self.module.frozen_state()
 
     # --- the next batch ---------------------------------------------------------------------------------------------
 

@@ -61,7 +61,6 @@ class InferenceRank(EncodingRank):
         self.no_shared_prefix = why_not_shared_prefix(self.module.decoder)
         self.weights_version = 0
         self.sync_group: Any = None  # of NCCL, with the engines' workers, where weights travel that way
-        self.feature_cache = self._open_feature_cache(data, runtime.num_ranks)
 
     # --- sampling ---------------------------------------------------------------------------------------------------
 
@@ -196,8 +195,11 @@ class InferenceRank(EncodingRank):
         }
 
     def encoder_digest(self) -> str:
-        """SHA-256 of the encoder's weights; empty for text."""
-        return encoder_digest(self.module.encoder) if self.family.has_audio and self.module.encoder_is_frozen else ""
+        """SHA-256 of a frozen encoder's weights; empty where it trains, and for text."""
+        if not self.module.encoder_is_frozen:
+            return ""
+        with self._lock:  # as frozen_state
+            return encoder_digest(self.module.encoder)
 
 
 def _sampling(prompts: Sequence[Prompt], sampling: Sampling) -> str:

@@ -396,7 +396,7 @@ class PolicyRank(InferenceRank):
         state = deepspeed_engine.whole_state(self.engine, lambda name: name.startswith("model."))
         if self.place.rank == 0:
             whole = {name.removeprefix("model."): value for name, value in state.items()}
-            write_folder(self.loaded.model, self.loaded.processor, whole | self.module.frozen_state(), out)
+            write_folder(self.loaded.model, self.loaded.processor, whole | self.frozen_state(), out)
         dist.barrier()
 
     def save_checkpoint(self, folder: str) -> None:

@@ -37,7 +37,7 @@ def engine_class(config: Any, family: Family) -> tuple[Any, str]:
     if type(text) not in AutoModelForCausalLM._model_mapping:
         raise ValueError(
             f"the engine vllm: {family.name} has a language model of type {text.model_type!r}, which is no causal "
-            "language model of its own; use the engine native"
+            "language model of its own; use --rollout.engine native (--eval.engine native in an evaluation)"
         )
     return text, AutoModelForCausalLM._model_mapping[type(text)].__name__
 
