@@ -51,7 +51,7 @@ def sft(config: SftConfig) -> Path:
             begin = done if step <= alone else begin
             rates = rates_of(config, step, done - begin, total - begin)
             utterances = loader.next_batch()
-            if config.data.prefetch:
+            if config.data.prefetch and (config.train.max_seconds or step + 1 < total_steps):
                 policy.look_ahead(loader.upcoming())
             ctc_only = step < config.sft.ctc_warmup_steps
             metrics = saver.attempt(step + 1, partial(policy.sft_update, utterances, *rates, ctc_only))

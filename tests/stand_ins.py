@@ -111,6 +111,8 @@ class Server:
         self.note("finish")
 
     def sleep(self):
+        if self.fault == "dies in its sleep":
+            os._exit(1)
         self.note("sleep")
 
     def wake(self, what):

@@ -159,6 +159,16 @@ def test_engines_are_started_anew_when_one_dies_in_a_sync() -> None:
     assert [group.rollouts[0].token_ids[0] for group in handle.generate(UTTERANCES[:2], Sampling())] == [10, 11]
 
 
+def test_engines_are_started_anew_when_one_dies_going_to_sleep() -> None:
+    handle = engine("dies in its sleep", turns=Turns(engine=True, policy=True), max_restarts=1)
+    handle.sync()
+    handle.release()
+    assert diary(handle)[-2:] == ["sleep", "reload"]
+    handle.sync()  # nothing was trained, but the new one has no weights
+    assert diary(handle) == ["offload", "wake weights", "start", "load (False, 'host')", "finish", "wake kv_cache"]
+    assert handle.generate(UTTERANCES[:1], Sampling())[0].rollouts[0].token_ids == (10, 0)
+
+
 def test_restarts_are_bounded() -> None:
     handle = engine("dies", "dies", max_restarts=1)
     handle.sync()

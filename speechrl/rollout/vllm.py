@@ -349,12 +349,18 @@ class VllmEngine(RolloutEngine):
         return metrics
 
     def release(self) -> dict[str, float]:
-        """On shared GPUs: engines sleep, the policy's optimiser comes back."""
+        """On shared GPUs: engines sleep, the policy's optimiser comes back. An engine that dies is started anew, with
+        the others, which may sleep already. Raises RunError where that may not be.
+        """
         if self.turns == NO_TURNS or not self.sampling:
             return {}
         started = time.monotonic()
-        if self.turns.engine:
-            self._call("sleep")
+        while self.turns.engine:
+            try:
+                self._call("sleep")
+                break
+            except RayActorError as error:
+                self._replace(error, everyone=True)
         if self.turns.policy:
             self.policy.call("reload")
         self.sampling = False
