@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from speechrl.data.manifest import read_manifest
+from speechrl.faults import RunError
 from speechrl.launch import cluster, start_policy, stop
 from speechrl.models.attention import FLEX_BLOCK
 from speechrl.models.load import load_model
@@ -96,6 +97,24 @@ def test_native_rollouts_beside_flex_attention(noise_manifest: str, tmp_path: Pa
     for line in metrics_of(tmp_path / "run"):
         assert line["gap/abs_mean_nats"] < 0.02
         assert line["train/grad_norm"] > 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_full_gpu_names_the_micro_batch_and_what_to_lower(noise_manifest: str, tmp_path: Path) -> None:
+    build_qwen3_asr(tmp_path / "model", CHARACTERS, width=320, encoder_layers=1, decoder_layers=2)
+    model = str(tmp_path / "model")
+    groups = sampled(model, noise_manifest)
+    config = make_config(model, noise_manifest, packed_attention="sdpa")
+    rank = policy_rank(config.model_copy(update={"actor": config.actor.model_copy(update={"device": "cuda"})}))
+    rank.update([groups], 1e-3)  # the optimiser's state, and room for the next step
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_allocated() / total)
+    try:
+        with pytest.raises(RunError, match=r"(?s)out of GPU memory while training on.*16 completions of 4 prompts.*"):
+            rank.update([groups], 1e-3)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def vllm_flags(model: Path, manifest: str, out: Path, steps: int) -> list:
