@@ -139,6 +139,19 @@ def test_out_of_memory_names_the_micro_batch_and_what_to_lower(qwen3_asr: str, n
     assert "lower --train.micro_batch_size" in told and "2.00 GiB" in told
 
 
+def test_out_of_memory_while_encoding_is_told(
+    qwen3_asr: str, noise_manifest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = policy_rank(make_config(qwen3_asr, noise_manifest))
+
+    def full(features: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(rank.module, "encode", full)
+    with pytest.raises(RunError, match=r"out of GPU memory while encoding 2 clips .*55 frames: lower --data\.max_dur"):
+        rank.encode(rank.prepare(read_manifest(noise_manifest)[:2]))
+
+
 def test_a_micro_batch_in_words() -> None:
     assert memory.describe("scoring", []).startswith("scoring a micro-batch of 0 completions of 0 prompts")
     row = Row("u", (1, 2, 3), (4, 5))

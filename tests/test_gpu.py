@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 from pathlib import Path
@@ -106,10 +107,14 @@ def test_a_full_gpu_names_the_micro_batch_and_what_to_lower(noise_manifest: str,
     groups = sampled(model, noise_manifest)
     config = make_config(model, noise_manifest, packed_attention="sdpa")
     rank = policy_rank(config.model_copy(update={"actor": config.actor.model_copy(update={"device": "cuda"})}))
-    rank.update([groups], 1e-3)  # the optimiser's state, and room for the next step
+    rank.update([groups], 1e-3)  # the optimiser's state is there, and the encoder's outputs
     total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_allocated() / total)
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+    ballast = []
+    for size in (1 << 20, 1 << 16, 1 << 9):
+        with contextlib.suppress(torch.OutOfMemoryError):
+            while True:
+                ballast.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
     try:
         with pytest.raises(RunError, match=r"(?s)out of GPU memory while training on.*16 completions of 4 prompts.*"):
             rank.update([groups], 1e-3)

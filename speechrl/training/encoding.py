@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -22,6 +23,7 @@ from speechrl.models.load import LoadedModel
 from speechrl.models.policy import PolicyModule
 from speechrl.models.prompts import Prepared, PromptBuilder
 from speechrl.sections import Runtime, Selection
+from speechrl.training import memory
 from speechrl.types import Augmentation, Utterance
 
 AHEAD = 2  # batches: the one that comes, and the one after it, asked for just before
@@ -118,8 +120,9 @@ class EncodingRank:
         order = sorted(features, key=lambda name: features[name].num_frames)
         for start in range(0, len(order), ENCODE_BATCH):
             names = order[start : start + ENCODE_BATCH]
-            with self._lock:
-                outputs = dict(zip(names, module.encode([features[name] for name in names]), strict=True))
+            clips = [features[name] for name in names]
+            with self._lock, memory.told(partial(_encoding, clips), memory.ENCODING):
+                outputs = dict(zip(names, module.encode(clips), strict=True))
                 self.num_encoder_passes += len(names)
                 if self.feature_cache is not None:
                     for name, output in outputs.items():
@@ -205,6 +208,11 @@ class EncodingRank:
                 output.record_stream(torch.cuda.current_stream(self.device))
             # a small dataset comes round within a step: what is there was heard by this step's rollouts
             self._encoded.setdefault(name, output)
+
+
+def _encoding(clips: Sequence[Features]) -> str:
+    """What is encoded at a time, in words."""
+    return f"encoding {len(clips)} clips at a time, the longest {max(clip.num_frames for clip in clips)} frames"
 
 
 def _key(utterance: Utterance) -> Key:

@@ -16,6 +16,7 @@ TRAINING = (
     "--actor.gradient_checkpointing and --ds.zero_stage 3 save memory too"
 )
 SAMPLING = "lower --rollout.micro_batch_size, or in an evaluation --eval.batch_size"
+ENCODING = "lower --data.max_duration_s, or what stands beside the encoder: --vllm.gpu_memory_utilization, more ranks"
 SCORING = "lower --train.micro_batch_size, or give --train.max_tokens_per_micro_batch"
 
 
