@@ -22,8 +22,10 @@ from speechrl.models.prompts import PromptBuilder
 from speechrl.models.resources import check_resources
 from speechrl.models.speech_prompts import prompt_builder
 from speechrl.reward.client import RewardClient
+from speechrl.rollout.engine import EngineInput, check_length
 from speechrl.rollout.vllm_api import require_vllm
 from speechrl.sections import Data
+from speechrl.settings import named_paths
 from speechrl.training.inference import pick_device
 from speechrl.training.run_folder import RunFolder
 from speechrl.training.weight_sync import engine_class
@@ -62,8 +64,21 @@ def preflight(config: Common, sets: dict[str, Sequence[Utterance]]) -> PromptBui
                 family.messages(utterance, config.data.instruction, language_name(utterance.language))
     for utterances in sets.values():
         builder.prepare(utterances[0])
+    if isinstance(config, TrainConfig) and config.rollout.engine == "vllm":
+        _check_longest(config, sets, builder)
     _check_written(builder, config, next(iter(sets.values()))[0])
     return builder
+
+
+def _check_longest(config: TrainConfig, sets: dict[str, Sequence[Utterance]], builder: PromptBuilder) -> None:
+    """The engine must have room for the longest prompt of each set: better said now than in the middle of an epoch."""
+    evaluated = named_paths(config.eval.dataset, "--eval.dataset")
+    for name, utterances in sets.items():
+        longest = max(utterances, key=lambda item: (item.duration_s or 0.0, len(item.prompt or "")))
+        prompt = builder.prepare(longest).prompt
+        new = config.eval.max_new_tokens if name in evaluated else config.rollout.max_new_tokens
+        item = EngineInput(prompt, num_audio_rows=prompt.num_audio_tokens)
+        check_length(item, new, config.vllm.max_model_len, config.vllm.max_audio_tokens)
 
 
 def _check_written(builder: PromptBuilder, config: Common, utterance: Utterance) -> None:

@@ -18,7 +18,7 @@ from speechrl.models import resources
 from speechrl.models.load import load_processor
 from speechrl.models.tiny import build_qwen3_asr
 from speechrl.preflight import check
-from speechrl.sections import Actor, Advantage, Algo, Ckpt, Data, Kl, RayOptions, Ref, Reward, Rollout
+from speechrl.sections import Actor, Advantage, Algo, Ckpt, Data, Eval, Kl, RayOptions, Ref, Reward, Rollout, Vllm
 
 GOOD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0] * len(queries)}\n"
 
@@ -124,6 +124,31 @@ def test_vllm_that_is_not_installed_is_said_so(
     monkeypatch.setattr("speechrl.rollout.vllm_api.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="vLLM is not installed"):
         check(config(qwen3_asr, noise_manifest, tmp_path, rollout=Rollout(engine="vllm", batch_size=1)))
+
+
+def test_an_engine_without_room_for_the_longest_prompt_is_told_before_it_starts(
+    qwen3_asr: str, noise_manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speechrl.rollout.vllm_api.find_spec", lambda name: True)
+    rows = [json.loads(line) for line in Path(noise_manifest).read_text().splitlines()]
+    for row in rows:
+        row["audio"] = str(Path(noise_manifest).parent / row["audio"])
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def checked(**sizes: int) -> list[str]:
+        rollout = Rollout(engine="vllm", batch_size=1, max_new_tokens=8)
+        evaluation = Eval(dataset=(f"dev={tmp_path}/m.jsonl",), max_new_tokens=sizes.pop("evaluated", 8))
+        given = config(qwen3_asr, str(tmp_path / "m.jsonl"), tmp_path, rollout=rollout)
+        return check(given.model_copy(update={"vllm": Vllm(**sizes), "eval": evaluation}))
+
+    with pytest.raises(ValueError, match=r"m\.jsonl:12: the prompt of n11 has (\d+) tokens; with 8 new ones") as caught:
+        checked(max_model_len=16)
+    prompt = int(re.search(r"has (\d+) tokens", str(caught.value))[1])  # type: ignore[index]
+    assert checked(max_model_len=prompt + 8)
+    with pytest.raises(ValueError, match=r"n11 .* with 9 new ones it is longer than --vllm\.max_model_len"):
+        checked(max_model_len=prompt + 8, evaluated=9)
+    with pytest.raises(ValueError, match=r"the audio of n11 has \d+ tokens, more than --vllm\.max_audio_tokens 20"):
+        checked(max_model_len=prompt + 8, max_audio_tokens=20)
 
 
 def test_gdpo_without_weights_is_refused_before_training(qwen3_asr: str, noise_manifest: str, tmp_path: Path) -> None:

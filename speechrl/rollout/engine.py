@@ -61,6 +61,21 @@ class EngineInput:
     num_audio_rows: int = 0
 
 
+def check_length(item: EngineInput, max_new_tokens: int, max_model_len: int, max_audio_tokens: int) -> None:
+    """Raises ValueError when an engine has no room for a prompt and its completions."""
+    utterance = item.prompt.utterance
+    if len(item.prompt.token_ids) + max_new_tokens > max_model_len:
+        raise ValueError(
+            f"{utterance.where}: the prompt of {utterance.id} has {len(item.prompt.token_ids)} tokens; with "
+            f"{max_new_tokens} new ones it is longer than --vllm.max_model_len {max_model_len}"
+        )
+    if item.num_audio_rows > max_audio_tokens:
+        raise ValueError(
+            f"{utterance.where}: the audio of {utterance.id} has {item.num_audio_rows} tokens, more than "
+            f"--vllm.max_audio_tokens {max_audio_tokens}"
+        )
+
+
 @dataclass(frozen=True)
 class Share:
     """The prompts that one policy rank made.

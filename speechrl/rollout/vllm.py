@@ -17,7 +17,16 @@ from torch import Tensor
 
 from speechrl.faults import RunError, rank_lost
 from speechrl.rollout import vllm_api
-from speechrl.rollout.engine import EngineInput, EngineSpec, Placed, RolloutEngine, Sampled, Sampling, Share
+from speechrl.rollout.engine import (
+    EngineInput,
+    EngineSpec,
+    Placed,
+    RolloutEngine,
+    Sampled,
+    Sampling,
+    Share,
+    check_length,
+)
 from speechrl.rollout.streaming import as_they_come
 from speechrl.rollout.weights import Bucket
 from speechrl.sections import Vllm
@@ -51,7 +60,7 @@ class VllmServer:
         """
         inputs = [item for share in shares for item in share.inputs]
         for item in inputs:
-            self._check_length(item, sampling.max_new_tokens)
+            check_length(item, sampling.max_new_tokens, self.spec.max_model_len, self.spec.num_audio_rows)
         started = time.monotonic()
         encode_s = tuple(share.encode_s for share in shares)
         first = 0
@@ -64,19 +73,6 @@ class VllmServer:
                 groups = [(inputs[first + place].prompt, completions) for place, completions in some]
                 yield Sampled(places, groups, self.weights_version, encode_s, time.monotonic() - started)
             first += len(wave)
-
-    def _check_length(self, item: EngineInput, max_new_tokens: int) -> None:
-        utterance, room = item.prompt.utterance, self.spec.num_audio_rows
-        if len(item.prompt.token_ids) + max_new_tokens > self.spec.max_model_len:
-            raise ValueError(
-                f"{utterance.where}: the prompt of {utterance.id} has {len(item.prompt.token_ids)} tokens; with "
-                f"{max_new_tokens} new ones it is longer than --vllm.max_model_len {self.spec.max_model_len}"
-            )
-        if item.num_audio_rows > room:
-            raise ValueError(
-                f"{utterance.where}: the audio of {utterance.id} has {item.num_audio_rows} tokens, more than "
-                f"--vllm.max_audio_tokens {room}"
-            )
 
     def join_group(self, address: str, port: int, rank: int, world_size: int) -> None:
         vllm_api.join_group(self.llm, address, port, rank, world_size)
