@@ -31,11 +31,16 @@ from .test_vllm import Server, check_before_and_after_a_sync
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
 
 
+def cuda_flags(model: str, manifest: str, out: Path, steps: int) -> list:
+    """Of a run in bf16 on GPUs."""
+    flags = train_flags(model, manifest, out, steps)
+    flags[flags.index("cpu")], flags[flags.index("fp32")] = "cuda", "bf16"
+    return flags
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_bf16_training_with_a_reference_on_one_gpu(qwen3_asr: str, noise_manifest: str, tmp_path: Path) -> None:
-    flags = train_flags(qwen3_asr, noise_manifest, tmp_path / "run", 3)
-    flags[flags.index("cpu")] = "cuda"
-    flags[flags.index("fp32")] = "bf16"
+    flags = cuda_flags(qwen3_asr, noise_manifest, tmp_path / "run", 3)
     speechrl("train", *flags, "--algo.kl.init_coef", "0.05", "--tracking.no_tensorboard")
     for line in metrics_of(tmp_path / "run"):
         assert line["gap/abs_mean_nats"] < 0.02
@@ -91,9 +96,7 @@ def logprobs_and_gradient(
 def test_native_rollouts_beside_flex_attention(noise_manifest: str, tmp_path: Path) -> None:
     build_qwen3_asr(tmp_path / "silent", CHARACTERS, width=320, encoder_layers=1, decoder_layers=2)
     model = str(talkative(tmp_path / "silent", tmp_path / "model", gain=1.5))
-    flags = train_flags(model, noise_manifest, tmp_path / "run", 3)
-    flags[flags.index("cpu")] = "cuda"
-    flags[flags.index("fp32")] = "bf16"
+    flags = cuda_flags(model, noise_manifest, tmp_path / "run", 3)
     speechrl("train", *flags, "--train.packed_attention", "flex", "--tracking.no_tensorboard")
     for line in metrics_of(tmp_path / "run"):
         assert line["gap/abs_mean_nats"] < 0.02
@@ -126,9 +129,7 @@ def vllm_flags(model: Path, manifest: str, out: Path, steps: int) -> list:
     """Of a run in bf16 on GPUs with vLLM, on a model whose heads its kernels take."""
     build_qwen3_asr(model / "untrained", CHARACTERS, width=320, encoder_layers=1, decoder_layers=2)
     talkative(model / "untrained", model / "talkative", gain=1.5)  # an untrained one hides stale weights
-    flags = train_flags(str(model / "talkative"), manifest, out, steps)
-    flags[flags.index("cpu")] = "cuda"
-    flags[flags.index("fp32")] = "bf16"
+    flags = cuda_flags(str(model / "talkative"), manifest, out, steps)
     return [
         *flags, "--rollout.engine", "vllm", "--vllm.max_model_len", "256", "--vllm.enforce_eager",
         "--vllm.gpu_memory_utilization", "0.3", "--tracking.no_tensorboard",
