@@ -24,8 +24,7 @@ if [ "$SCALE" = full ]; then
   EVAL_STEPS=${EVAL_STEPS:-150} EVAL_SAMPLES=${EVAL_SAMPLES:-0}
   machine=(--ds.param_dtype bf16 --ds.zero_stage 2)
   # one clip of 29 s among 127 of 2 s would be two thirds of a batch's tokens as padding
-  sft_size=(--train.batch_size 128 --train.max_tokens_per_micro_batch 16384 --data.num_workers 8
-    --data.max_duration_s 15 --data.on_error skip)
+  sft_size=(--train.batch_size 128 --train.max_tokens_per_micro_batch 16384 --data.num_workers 8)
   grpo_size=(--rollout.batch_size 64 --rollout.n_samples_per_prompt 16 --train.max_tokens_per_micro_batch 32768
     --train.packed_attention sdpa --rollout.engine vllm --train.colocate_all --vllm.no_enable_sleep --ds.no_enable_sleep
     --vllm.gpu_memory_utilization 0.35 --vllm.max_model_len 1024)
