@@ -6,15 +6,16 @@ Shapes: S sequences, T tokens.
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.flex_attention import flex_attention_forward
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 FLEX_BLOCK = 128  # tokens; FlexAttention skips whole blocks of the mask
@@ -50,6 +51,8 @@ def why_not_flex(decoder: torch.nn.Module, device: torch.device) -> str:
     width = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
     if width < MIN_FLEX_WIDTH:
         return f"needs heads of {MIN_FLEX_WIDTH} numbers or more, the language model's have {width}"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "the language model caps its attention scores"
     return ""
 
 
@@ -81,12 +84,40 @@ def block_mask(group_ST: Tensor, branch_ST: Tensor) -> Any:
     return create_block_mask(sees, size, None, length, length, device=group_ST.device, BLOCK_SIZE=FLEX_BLOCK)
 
 
+def whole_blocks(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float | None) -> Tensor:
+    """FlexAttention of [S, heads, T, width], T a multiple of FLEX_BLOCK: the compiler takes the check as a fact, and
+    its kernel for any such length then looks for no edge.
+    """
+    assert query.shape[2] % FLEX_BLOCK == 0
+    return flex_attention(query, key, value, block_mask=mask, scale=scale, enable_gqa=True)  # type: ignore[return-value]
+
+
+@functools.cache
+def compiled_attention() -> Callable[..., Tensor]:
+    """Compiled once for every length: one after the other would each cost seconds."""
+    return torch.compile(whole_blocks, dynamic=True)
+
+
+def flex_attention_forward(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scaling: float | None
+) -> tuple[Tensor, None]:
+    """transformers' contract of an attention kernel: [S, heads, T, width] in, [S, T, heads, width] out."""
+    groups = query.shape[1] // key.shape[1]
+    if groups & (groups - 1):  # heads that share keys are taken in powers of two
+        key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    for tensor in (query, key, value):
+        for axis in (0, 1, 3):
+            torch._dynamo.mark_static(tensor, axis)
+    return compiled_attention()(query, key, value, mask, scaling).transpose(1, 2).contiguous(), None
+
+
 def switching_attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
     """FlexAttention where the mask is a BlockMask, scaled_dot_product_attention elsewhere: one module does both."""
-    kernel = flex_attention_forward if isinstance(attention_mask, BlockMask) else sdpa_attention_forward
-    return kernel(module, query, key, value, attention_mask, **options)
+    if isinstance(attention_mask, BlockMask):
+        return flex_attention_forward(module, query, key, value, attention_mask, options.get("scaling"))
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
 
 AttentionInterface.register(SWITCHING, switching_attention)
