@@ -171,7 +171,7 @@ def timed(llm: Any, batch: Sequence[Item], way: str, spec: EngineSpec, sampling:
         started = time.monotonic()
         vllm_api.take_audio(llm, [audio_RH])
         groups = vllm_api.complete(llm, inputs, spec, sampling)
-        num_tokens = sum(len(sample.token_ids) for group in groups for sample in group)
+        num_tokens = sum(len(sample.token_ids) for _, group in groups for sample in group)
         return time.monotonic() - started, num_tokens
     prompts = [{"prompt_embeds": item.embeds_TH} if way == "embeds" else with_audio(item) for item in batch]
     llm.reset_prefix_cache()

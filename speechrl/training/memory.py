@@ -22,7 +22,9 @@ SCORING = "lower --train.micro_batch_size, or give --train.max_tokens_per_micro_
 
 @contextmanager
 def told(doing: Callable[[], str], remedy: str) -> Iterator[None]:
-    """Turn CUDA's out of memory into a RunError. doing: what was being done, asked when it happens."""
+    """Turn CUDA's out of memory into a RunError. doing: what was being done, asked when it happens; of several around
+    the place the innermost is told.
+    """
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -38,3 +40,12 @@ def describe(doing: str, rows: Sequence[Row]) -> str:
         f"{doing} a micro-batch of {len(rows)} completions of {len(prompts)} prompts ({sum(prompts.values())} prompt "
         f"tokens, {sum(responses)} response tokens, longest row {longest}; {name_samples(list(prompts))})"
     )
+
+
+def peak(device: torch.device) -> dict[str, float]:
+    """The most that tensors of this rank took on its GPU since the last call."""
+    if device.type != "cuda":
+        return {}
+    num_bytes = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return {"memory/policy_peak_gib": num_bytes / 2**30}

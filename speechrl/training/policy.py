@@ -98,6 +98,7 @@ class PolicyRank(InferenceRank):
 
     # --- reinforcement learning -------------------------------------------------------------------------------------
 
+    @memory.told(lambda: "updating the weights", memory.TRAINING)
     def update(self, mini_batches: Sequence[Sequence[TrainGroup]], learning_rate: float) -> dict[str, float]:
         """Optimiser steps on this rank's share of each mini-batch, --train.max_epochs times over.
 
@@ -127,7 +128,7 @@ class PolicyRank(InferenceRank):
             "train/optimizer_steps": float(self.weights_version),
         }
         speed = _speed(sums["flops"] / self.place.world_size / (time.monotonic() - started), self.device)
-        return _policy_metrics(sums, num_steps=len(norms)) | facts | speed | _peak_memory(self.device)
+        return _policy_metrics(sums, num_steps=len(norms)) | facts | speed | memory.peak(self.device)
 
     def _update_once(self, rows: list[Row], audio: Audio, learning_rate: float, meter: Meter) -> float:
         config = self.config
@@ -213,6 +214,7 @@ class PolicyRank(InferenceRank):
 
     # --- supervised fine-tuning -------------------------------------------------------------------------------------
 
+    @memory.told(lambda: "updating the weights", memory.TRAINING)
     def sft_update(
         self,
         utterances: Sequence[Utterance],
@@ -472,15 +474,6 @@ def _speed(flops_per_s: float, device: torch.device) -> dict[str, float]:
     """Useful TFLOP/s of a rank while it updates, and their share of what its GPU could do."""
     peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     return {"train/tflops_per_rank": flops_per_s / 1e12} | ({"train/mfu": flops_per_s / peak} if peak else {})
-
-
-def _peak_memory(device: torch.device) -> dict[str, float]:
-    """The most that tensors of this rank took on its GPU since the last call."""
-    if device.type != "cuda":
-        return {}
-    peak = torch.cuda.max_memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    return {"memory/policy_peak_gib": peak / 2**30}
 
 
 def _stacked(rows: Sequence[Sequence[float]], like_BR: Tensor) -> Tensor:
