@@ -272,13 +272,9 @@ class PolicyRank(InferenceRank):
         return metrics | ({"train/ctc_loss": sums["ctc"] / max(totals["units"], 1.0)} if self.ctc_units else {})
 
     def _sft_packing(self, options: Train) -> Packing:
-        """Every utterance is a sequence of its own, unless FlexAttention may put them behind each other."""
-        if options.packed_attention == "flex":
-            return self.packing(options)
-        multiple = 8 if self.device.type == "cuda" else 1
-        return Packing(
-            options.micro_batch_size, options.max_tokens_per_micro_batch, shared_prefix=False, multiple=multiple
-        )
+        """Utterances one behind the other where FlexAttention can tell them apart, else each a sequence of its own."""
+        packing = self.packing(options)
+        return packing if packing.one_sequence else replace(packing, shared_prefix=False)
 
     def _projector_parameters(self) -> list[str]:
         """Names in the module of what --sft.projector_lr is about."""
