@@ -46,51 +46,74 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_model(str(folder)).model.state_dict()
 
 
-def test_killed_anywhere_and_resumed_is_bit_for_bit_the_whole_run(
-    qwen3_asr: str, noise_manifest: str, tmp_path: Path
-) -> None:
-    """The driver is killed while ranks sample, while they update and while they write a checkpoint; then the newest
-    checkpoint loses a bit. Two ranks, ZeRO 2, several optimiser steps a batch, evaluation with a best metric.
-    """
-    (tmp_path / "noisy.py").write_text(NOISY_REWARD)
-    flags = train_flags(qwen3_asr, noise_manifest, tmp_path / "whole", 5)
-    flags[flags.index("rewards/asr.py")] = str(tmp_path / "noisy.py")
-    flags += [
-        "--actor.num_ranks", "2", "--train.batch_size", "8", "--ckpt.save_steps", "1", "--ckpt.max_num", "3",
-        "--eval.dataset", f"dev={noise_manifest}", "--eval.steps", "2", "--eval.best_metric", "eval/dev/cer",
+def kill_flags(model: str, manifest: str, folder: Path, run: Path) -> list:
+    """Of a run of two ranks, ZeRO 2, two optimiser steps a batch, evaluated with a best metric, and a random reward."""
+    (folder / "noisy.py").write_text(NOISY_REWARD)
+    flags = train_flags(model, manifest, run, 4)
+    flags[flags.index("rewards/asr.py")] = str(folder / "noisy.py")
+    return [
+        *flags, "--actor.num_ranks", "2", "--train.batch_size", "8", "--ckpt.save_steps", "1", "--ckpt.max_num", "3",
+        "--eval.dataset", f"dev={manifest}", "--eval.steps", "2", "--eval.best_metric", "eval/dev/cer",
         "--eval.max_new_tokens", "8", "--tracking.save_rollouts", "--tracking.no_tensorboard",
     ]  # fmt: skip
-    speechrl("train", *flags)
-    parts, whole = tmp_path / "parts", tmp_path / "whole"
-    flags[flags.index(whole)] = parts
-    assert killed("driver", "stream", 2, "train", *flags).returncode == -9  # in step 2
-    assert killed("driver", "update", 2, "train", *flags, "--ckpt.resume").returncode == -9  # resumes at 2, in step 3
-    # resumes after step 2, and dies in the checkpoint of step 4
-    assert killed("driver", "save_checkpoint", 2, "train", *flags, "--ckpt.resume").returncode == -9
-    newest = parts / "checkpoints" / "step_3"
-    assert fault_of(newest) == "" and not (parts / "checkpoints" / "step_4").exists()
-    victim = next((newest / "deepspeed").glob("*optim_states.pt"))
-    content = bytearray(victim.read_bytes())
-    content[len(content) // 2] ^= 1
-    victim.write_bytes(content)
-    said = speechrl("train", *flags, "--ckpt.resume").stdout
-    assert f"step_3 is damaged (the checksum of deepspeed/{victim.name} is not the one that was written)" in said
-    assert f"resumed from {parts / 'checkpoints' / 'step_2'}" in said
 
+
+@pytest.fixture(scope="module")
+def whole(qwen3_asr: str, noise_manifest: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nothing happened to."""
+    folder = tmp_path_factory.mktemp("whole")
+    speechrl("train", *kill_flags(qwen3_asr, noise_manifest, folder, folder / "run"))
+    assert [line["train/grad_norm"] > 0 for line in metrics_of(folder / "run")] == [True] * 4
+    return folder / "run"
+
+
+def check_equal(parts: Path, whole: Path) -> None:
+    """Metrics, exports, samples, rollouts and the last checkpoint's state, bit for bit."""
     assert comparable(parts) == comparable(whole)
-    assert [line["train/grad_norm"] > 0 for line in metrics_of(whole)] == [True] * 5
     for link in ("last", "best"):
         assert (parts / "hf" / link).readlink() == (whole / "hf" / link).readlink()
         one, two = weights(whole / "hf" / link), weights(parts / "hf" / link)
         assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
     assert (parts / "samples.jsonl").read_bytes() == (whole / "samples.jsonl").read_bytes()
-    for step in range(1, 6):
+    for step in range(1, 5):
         name = f"rollouts/step_{step}.jsonl.gz"
         assert (parts / name).read_bytes() == (whole / name).read_bytes(), step
-    states = [json.loads((run / "checkpoints" / "step_5" / "state.json").read_text()) for run in (whole, parts)]
+    states = [json.loads((run / "checkpoints" / "step_4" / "state.json").read_text()) for run in (whole, parts)]
     assert states[0] == states[1]  # loader, best values, the driver's random streams
-    assert sorted(path.name for path in (parts / "checkpoints").iterdir()) == [
-        "step_3", "step_3.damaged", "step_4", "step_5"
+
+
+@pytest.mark.parametrize("point", ["stream", "update"])
+def test_killed_and_resumed_is_bit_for_bit_the_whole_run(
+    point: str, whole: Path, qwen3_asr: str, noise_manifest: str, tmp_path: Path
+) -> None:
+    """The driver is killed in step 2, while ranks sample or while they update."""
+    run = tmp_path / "run"
+    flags = kill_flags(qwen3_asr, noise_manifest, tmp_path, run)
+    assert killed("driver", point, 2, "train", *flags).returncode == -9
+    said = speechrl("train", *flags, "--ckpt.resume").stdout
+    assert f"resumed from {run / 'checkpoints' / 'step_1'}" in said
+    check_equal(run, whole)
+
+
+def test_killed_while_it_saves_and_then_a_flipped_bit(
+    whole: Path, qwen3_asr: str, noise_manifest: str, tmp_path: Path
+) -> None:
+    """The driver is killed in the checkpoint of step 3, and the newest one, of step 2, loses a bit."""
+    run = tmp_path / "run"
+    flags = kill_flags(qwen3_asr, noise_manifest, tmp_path, run)
+    assert killed("driver", "save_checkpoint", 3, "train", *flags).returncode == -9
+    newest = run / "checkpoints" / "step_2"
+    assert fault_of(newest) == "" and not (run / "checkpoints" / "step_3").exists()
+    victim = next((newest / "deepspeed").glob("*optim_states.pt"))
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    said = speechrl("train", *flags, "--ckpt.resume").stdout
+    assert f"step_2 is damaged (the checksum of deepspeed/{victim.name} is not the one that was written)" in said
+    assert f"resumed from {run / 'checkpoints' / 'step_1'}" in said
+    check_equal(run, whole)
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+        "step_2", "step_2.damaged", "step_3", "step_4"
     ]  # fmt: skip
 
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_mask
 
 from speechrl.data.manifest import read_manifest, write_manifest
 from speechrl.models import logprobs
-from speechrl.models.attention import block_mask, dense_mask, why_not_flex, why_not_shared_prefix
+from speechrl.models.attention import (
+    FLEX_BLOCK,
+    block_mask,
+    dense_mask,
+    flex_attention_forward,
+    visible_blocks,
+    why_not_flex,
+    why_not_shared_prefix,
+)
 from speechrl.models.load import load_model
 from speechrl.models.logprobs import ChosenLogprobs, Softmax
 from speechrl.rollout.engine import Sampling
@@ -59,8 +70,52 @@ def test_masks_by_hand() -> None:
         [0, 0, 0, 0, 0, 1],
     ]
     assert dense_mask(group_ST, branch_ST).int().tolist() == [[expected]]
-    blocks = block_mask(group_ST, branch_ST)
+    rest = FLEX_BLOCK - 6
+    blocks = block_mask(F.pad(group_ST, (0, rest), value=PADDING), F.pad(branch_ST, (0, rest)))
     assert create_mask(blocks.mask_mod, 1, 1, 6, 6, device="cpu").int().tolist() == [[expected]]
+
+
+def many_groups(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(group_ST, branch_ST) of one sequence with prompts and responses of very different lengths."""
+    stream = random.Random(seed)
+    rows, start = [], 0
+    for group in range(stream.randint(1, 8)):
+        prompt = tuple(range(start, start + stream.choice([3, 60, 200, 500])))  # no two are equal
+        start += len(prompt)
+        most = stream.choice([5, 80, 300])
+        rows += [Row(str(group), prompt, (1,) * stream.randint(1, most)) for _ in range(stream.randint(1, 6))]
+    batch = collate(rows, {}, 0, "cpu", Packing(one_sequence=True, multiple=FLEX_BLOCK))
+    assert batch.group_ST is not None and batch.branch_ST is not None
+    return batch.group_ST, batch.branch_ST
+
+
+def test_no_block_that_is_seen_is_skipped() -> None:
+    listed, seen = 0, 0
+    for seed in range(20):
+        group_ST, branch_ST = many_groups(seed)
+        num_blocks = group_ST.shape[1] // FLEX_BLOCK
+        dense = dense_mask(group_ST, branch_ST)[0, 0].view(num_blocks, FLEX_BLOCK, num_blocks, FLEX_BLOCK)
+        some_NN, all_NN = dense.any(3).any(1), dense.all(3).all(1)
+        partial_NN, whole_NN = (mask[0] for mask in visible_blocks(group_ST, branch_ST))
+        assert not (partial_NN & whole_NN).any()
+        assert not (some_NN & ~(partial_NN | whole_NN)).any()
+        assert not (whole_NN & ~all_NN).any()
+        listed, seen = listed + int((partial_NN | whole_NN).sum()), seen + int(some_NN.sum())
+    assert seen < listed < 1.15 * seen  # few are looked at in vain
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_flex_attention_equals_a_dense_mask_at_any_length() -> None:
+    """Grouped-query attention in groups of three, which FlexAttention does not take as it is."""
+    torch.manual_seed(0)
+    for seed in (0, 1, 2):
+        group_ST, branch_ST = many_groups(seed)
+        query, key, value = (torch.randn(1, heads, group_ST.shape[1], 16) for heads in (6, 2, 2))
+        mask = dense_mask(group_ST, branch_ST)
+        plain = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True)
+        with torch.no_grad():
+            flex, _ = flex_attention_forward(None, query, key, value, block_mask(group_ST, branch_ST), 0.3)
+        assert torch.allclose(flex, plain.transpose(1, 2), atol=2e-6)
 
 
 def test_micro_batches_by_rows_and_by_tokens() -> None:

@@ -84,7 +84,7 @@ if [ "$EVAL_STEPS" -gt 0 ]; then
 fi
 # parts of what the model hears, and of the words it writes on from, are hidden: 5 hours are soon known by heart
 sft=("${common[@]}" "${sft_size[@]}" "${watch[@]}" --actor.adam.betas 0.9 0.98 --actor.adam.weight_decay 0.05
-  --actor.lr_scheduler cosine --actor.lr_warmup_ratio 0.05 --sft.hide_audio 0.1 --sft.hide_tokens 0.15)
+  --actor.lr_scheduler cosine --actor.lr_warmup_ratio 0.05 --sft.hide_audio 0.15 --sft.hide_tokens 0.25)
 
 stage sft speechrl sft "${sft[@]}" --actor.model_name_or_path "$model" --data.prompt_dataset "${sft_data[@]}" \
   --actor.adam.lr "$SFT_LR" --sft.projector_lr 1e-3 --sft.projector_only_steps "$PROJECTOR_STEPS" \

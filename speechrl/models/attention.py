@@ -1,7 +1,7 @@
 """Which token attends to which where sequences share a prompt or hold several, for each attention kernel; and which
 models can be told so.
 
-Shapes: S sequences, T tokens.
+Shapes: S sequences, T tokens, N blocks of FLEX_BLOCK tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -69,8 +69,8 @@ def dense_mask(group_ST: Tensor, branch_ST: Tensor) -> Tensor:
     return (causal_TT & same_group & visible)[:, None]
 
 
-def block_mask(group_ST: Tensor, branch_ST: Tensor) -> Any:
-    """The same as a BlockMask, for FlexAttention."""
+def block_mask(group_ST: Tensor, branch_ST: Tensor) -> BlockMask:
+    """The same for FlexAttention. T is a multiple of FLEX_BLOCK."""
 
     def sees(sequence: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         branch_k = branch_ST[sequence, key]
@@ -80,8 +80,42 @@ def block_mask(group_ST: Tensor, branch_ST: Tensor) -> Any:
             & ((branch_k == 0) | (branch_ST[sequence, query] == branch_k))
         )
 
-    size, length = group_ST.shape
-    return create_block_mask(sees, size, None, length, length, device=group_ST.device, BLOCK_SIZE=FLEX_BLOCK)
+    partial_SNN, whole_SNN = visible_blocks(group_ST, branch_ST)
+    length = group_ST.shape[1]
+    return BlockMask.from_kv_blocks(
+        *_listed(partial_SNN), *_listed(whole_SNN), BLOCK_SIZE=FLEX_BLOCK, mask_mod=sees, seq_lengths=(length, length)
+    )
+
+
+def visible_blocks(group_ST: Tensor, branch_ST: Tensor) -> tuple[Tensor, Tensor]:
+    """Two [S, N, N]: whether a block of queries sees some of a block of keys, and whether it sees the whole of it.
+
+    From the least and the greatest group and branch of each block, so nothing of size T x T is made. What is said to
+    be seen in part may not be seen at all, for the mask decides there; never the other way round.
+    """
+    ordered_ST = torch.where(group_ST < 0, group_ST.max() + 1, group_ST)  # padding lies behind all groups
+    first_group, last_group = ordered_ST.unflatten(1, (-1, FLEX_BLOCK)).aminmax(dim=-1)
+    first_branch, last_branch = branch_ST.unflatten(1, (-1, FLEX_BLOCK)).aminmax(dim=-1)
+
+    def meet(first_SN: Tensor, last_SN: Tensor) -> Tensor:
+        return (first_SN[:, :, None] <= last_SN[:, None, :]) & (first_SN[:, None, :] <= last_SN[:, :, None])
+
+    def same(first_SN: Tensor, last_SN: Tensor) -> Tensor:
+        return (first_SN[:, :, None] == last_SN[:, None, :]) & (first_SN[:, None, :] == last_SN[:, :, None])
+
+    place_N = torch.arange(first_group.shape[1], device=group_ST.device)
+    one_group = same(first_group, last_group)
+    seen_of_branch = (first_branch == 0)[:, None, :] | meet(first_branch, last_branch)
+    some = meet(first_group, last_group) & (seen_of_branch | ~one_group) & (place_N[:, None] >= place_N)
+    only_prompt = (last_branch == 0)[:, None, :]
+    whole = one_group & (only_prompt | same(first_branch, last_branch)) & (place_N[:, None] > place_N)
+    return some & ~whole, whole
+
+
+def _listed(mask_SNN: Tensor) -> tuple[Tensor, Tensor]:
+    """([S, 1, N] how many are True in each row, [S, 1, N, N] their indices, followed by the rest), as int32."""
+    order_SNN = mask_SNN.int().argsort(dim=-1, descending=True, stable=True)
+    return mask_SNN.sum(-1, dtype=torch.int32)[:, None], order_SNN.int()[:, None]
 
 
 def whole_blocks(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float | None) -> Tensor:
@@ -89,7 +123,7 @@ def whole_blocks(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, sca
     its kernel for any such length then looks for no edge.
     """
     assert query.shape[2] % FLEX_BLOCK == 0
-    return flex_attention(query, key, value, block_mask=mask, scale=scale, enable_gqa=True)  # type: ignore[return-value]
+    return flex_attention(query, key, value, block_mask=mask, scale=scale, enable_gqa=True)
 
 
 @functools.cache
