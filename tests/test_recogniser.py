@@ -68,6 +68,11 @@ def test_a_server_hears():
 def test_a_folder_without_a_model_is_told(tmp_path: Path):
     with pytest.raises(ValueError, match=r"no model there .*give a Whisper folder"):
         load_recogniser(str(tmp_path))
+
+
+@pytest.mark.parametrize("vocabulary", ["vocabulary.json", "vocabulary.txt"])
+def test_a_folder_of_ctranslate2_is_known(vocabulary: str, tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.bin").write_bytes(b"")
-    (tmp_path / "vocabulary.json").write_text("[]")
+    (tmp_path / vocabulary).write_text("[]")
     assert kind_of(str(tmp_path)) == "faster_whisper"

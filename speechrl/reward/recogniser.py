@@ -189,7 +189,7 @@ def kind_of(path: str) -> str:
     folder = Path(path)
     if path.startswith(("http://", "https://")):
         return "server"
-    if (folder / "model.bin").exists() and (folder / "vocabulary.json").exists():
+    if (folder / "model.bin").exists() and any(folder.glob("vocabulary.*")):  # .txt of an older converter
         return "faster_whisper"
     try:
         model_type = json.loads((folder / "config.json").read_text()).get("model_type")
