@@ -132,7 +132,7 @@ def check_common(config: Common, engine: str, trains: bool) -> None:
             "leaves the encoder out: add it there, or give no cache"
         )
     _check_augmentation(config.data)
-    if set(config.actor.freeze) == set(get_args(Role)):
+    if set(config.actor.freeze) >= set(get_args(Role)):
         raise ValueError("--actor.freeze names every role, so nothing would train; leave one out")
     names = named_paths(config.eval.dataset, "--eval.dataset")
     if config.eval.steps and not names:

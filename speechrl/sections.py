@@ -13,6 +13,7 @@ from pydantic import Field
 from speechrl.settings import Section
 
 Role = Literal["encoder", "projector", "language_model"]
+Held = Role | Literal["matrices"]
 Estimator = Literal["group_norm", "dr_grpo", "rloo", "reinforce_baseline", "mwer", "gdpo"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -50,8 +51,8 @@ class Actor(Runtime):
 
     model_name_or_path: str = ""
     """Hugging Face folder (or hub id) of the model to start from."""
-    freeze: tuple[Role, ...] = ("encoder",)
-    """Roles that do not train. Give none to train everything."""
+    freeze: tuple[Held, ...] = ("encoder",)
+    """Roles that do not train; none trains everything. matrices: of the other roles the norms' gains alone train."""
     adam: Adam = Adam()
     lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
     """How the rate falls after the warm-up."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -197,6 +198,22 @@ def test_roles_cover_every_parameter_and_freezing_is_by_role(family: str, reques
     }
     with pytest.raises(ValueError, match="freeze"):
         freeze_roles(loaded.model, loaded.family, ["encoder", "projector", "language_model"])
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "causal_lm"])
+@pytest.mark.parametrize("others", [[], ["encoder"]])
+def test_freezing_matrices_leaves_the_norms_of_the_other_roles(
+    family: str, others: list[str], request: pytest.FixtureRequest
+) -> None:
+    loaded = load_model(request.getfixturevalue(family))
+    counts = freeze_roles(loaded.model, loaded.family, [*others, "matrices"])
+    norms = re.compile(r"(norm|ln_post|layer_norm)\.(weight|bias)$")
+    expected = {name: p.numel() for name, p in loaded.model.named_parameters() if norms.search(name)}
+    expected = {name: size for name, size in expected.items() if role_of(name, loaded.family) not in others}
+    assert {name for name, p in loaded.model.named_parameters() if p.requires_grad} == set(expected) != set()
+    assert sum(trainable for trainable, _ in counts.values()) == sum(expected.values())
+    with pytest.raises(ValueError, match="freeze"):
+        freeze_roles(loaded.model, loaded.family, ["encoder", "projector", "language_model", "matrices"])
 
 
 def test_encoder_digest_sees_one_bit(qwen3_asr: str) -> None:

@@ -155,18 +155,23 @@ def role_of(name: str, family: Family) -> str:
 def freeze_roles(model: nn.Module, family: Family, roles: Iterable[str]) -> dict[str, tuple[int, int]]:
     """Set requires_grad by role; return role -> (trainable, all) parameter counts.
 
+    `matrices` among the roles leaves the normalisations' gains and biases of the other roles to train.
+
     Raises ValueError when a role to freeze matches nothing: a freeze flag that nothing reads is a silent fault.
     """
     frozen = set(roles) if family.has_audio else set(roles) - {"encoder", "projector"}
-    unknown = frozen - set(family.roles)
+    unknown = frozen - set(family.roles) - {"matrices"}
     if unknown:
         raise ValueError(f"--actor.freeze {' '.join(sorted(unknown))}: family {family.name} has no such role")
     counts = dict.fromkeys(family.roles, (0, 0))
     frozen |= {"unused"}
+    norms = [module for module in model.modules() if "Norm" in type(module).__name__]
+    gains = {id(parameter) for module in norms for parameter in module.parameters(recurse=False)}
     for name, parameter in model.named_parameters():
         role = role_of(name, family)
         fixed_table = role == "encoder" and name.endswith("embed_positions.weight")  # sinusoids never train
-        parameter.requires_grad_(role not in frozen and not fixed_table)
+        held = fixed_table or ("matrices" in frozen and id(parameter) not in gains)
+        parameter.requires_grad_(role not in frozen and not held)
         trainable, total = counts[role]
         counts[role] = (trainable + parameter.numel() * parameter.requires_grad, total + parameter.numel())
     if not any(trainable for trainable, _ in counts.values()):

@@ -65,7 +65,9 @@ class OwnModel:
                 write_sound(path, sound)
                 utterances.append(Utterance(str(index), text, AudioRef(path), language=language, where=path))
             limits = [SPARE_TOKENS + len(text) for text in references]  # a loop must not take for ever
-            groups = self.rank.generate(utterances, Sampling(temperature=0.0, max_new_tokens=max(limits, default=1)))
+            groups = self.rank.generate(
+                utterances, Sampling(temperature=0.0, batch_size=32, max_new_tokens=max(limits, default=1))
+            )
             logprobs = self._logprobs(utterances)
         self.rank.forget()
         self.rank.builder.clear()

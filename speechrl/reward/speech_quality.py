@@ -6,6 +6,7 @@ All take a `Sound` and none needs more than numpy. Shapes: N samples, F frames o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,7 @@ class Voice:
     pitch_variance: float
 
 
+@lru_cache(maxsize=64)  # the voices that are asked for come again and again
 def voice_of(sound: Sound) -> Voice | None:
     """None where next to nothing is said (less than 0.1 s)."""
     mel_FM = log_mel(samples_of(sound, RATE_HZ))

@@ -116,38 +116,48 @@ def log_mel(samples: np.ndarray) -> np.ndarray:
 
 
 def griffin_lim(magnitudes_FB: np.ndarray) -> np.ndarray:
-    """float32 [F * HOP]: samples whose short-time spectrum has about these magnitudes (Griffin and Lim 1984)."""
-    rng = np.random.default_rng(0)
-    phase_FB = np.exp(2j * np.pi * rng.random(magnitudes_FB.shape))
+    """float32 [F * HOP]: samples whose short-time spectrum has about these magnitudes (Griffin and Lim 1984).
+
+    In single precision: this is a good part of a small run's step.
+    """
+    magnitudes_FB = magnitudes_FB.astype(np.float32)
+    weight_N = _overlap_weight(len(magnitudes_FB))
+    angles_FB = np.random.default_rng(0).random(magnitudes_FB.shape, dtype=np.float32)
+    phase_FB = np.exp(np.complex64(2j * np.pi) * angles_FB)
     last_FB = np.zeros_like(phase_FB)
     for _ in range(ROUNDS):
-        rebuilt_FB = _stft(_istft(magnitudes_FB * phase_FB), len(magnitudes_FB))
-        pushed_FB = rebuilt_FB + MOMENTUM * (rebuilt_FB - last_FB)
+        rebuilt_FB = _stft(_istft(magnitudes_FB * phase_FB, weight_N), len(magnitudes_FB))
+        pushed_FB = rebuilt_FB + np.float32(MOMENTUM) * (rebuilt_FB - last_FB)
         last_FB = rebuilt_FB
-        phase_FB = pushed_FB / np.maximum(np.abs(pushed_FB), 1e-12)
-    return _istft(magnitudes_FB * phase_FB)[WINDOW // 2 :][: len(magnitudes_FB) * HOP].astype(np.float32)
+        phase_FB = pushed_FB * (1 / np.maximum(np.abs(pushed_FB), np.float32(1e-12)))  # a complex division is slow
+    return _istft(magnitudes_FB * phase_FB, weight_N)[WINDOW // 2 :][: len(magnitudes_FB) * HOP]
 
 
 def _window() -> np.ndarray:
     return np.hanning(WINDOW + 1)[:-1]
 
 
+_WINDOW_32 = _window().astype(np.float32)
+
+
 def _stft(samples: np.ndarray, count: int) -> np.ndarray:
     frames_FW = np.lib.stride_tricks.sliding_window_view(samples, WINDOW)[: count * HOP : HOP]
-    return np.fft.rfft(frames_FW * _window(), axis=1)
+    return np.fft.rfft(frames_FW * _WINDOW_32, axis=1)
 
 
-def _istft(spectrum_FB: np.ndarray) -> np.ndarray:
+def _istft(spectrum_FB: np.ndarray, weight_N: np.ndarray) -> np.ndarray:
     """[WINDOW + F * HOP] by weighted overlap-add; the first WINDOW / 2 samples lie before the clip."""
-    window = _window()
-    frames_FW = np.fft.irfft(spectrum_FB, n=WINDOW, axis=1) * window
-    weight = _overlap_add(np.broadcast_to(np.square(window), frames_FW.shape))
-    return _overlap_add(frames_FW) / np.maximum(weight, 0.1)
+    return _overlap_add(np.fft.irfft(spectrum_FB, n=WINDOW, axis=1) * _WINDOW_32) / weight_N
+
+
+def _overlap_weight(count: int) -> np.ndarray:
+    """[WINDOW + F * HOP]: the squared windows of F frames added up, away from zero."""
+    return np.maximum(_overlap_add(np.broadcast_to(np.square(_WINDOW_32), (count, WINDOW))), np.float32(0.1))
 
 
 def _overlap_add(frames_FW: np.ndarray) -> np.ndarray:
     """[WINDOW + F * HOP]: frames added up, each HOP samples after the one before."""
-    sums = np.zeros((len(frames_FW) + OVERLAP, HOP))
+    sums = np.zeros((len(frames_FW) + OVERLAP, HOP), dtype=np.float32)
     for part in range(OVERLAP):
         sums[part : part + len(frames_FW)] += frames_FW[:, part * HOP : (part + 1) * HOP]
     return sums.reshape(-1)

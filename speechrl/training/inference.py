@@ -19,7 +19,7 @@ from speechrl.models.speech_prompts import prompt_builder
 from speechrl.rollout.beam import beam_search
 from speechrl.rollout.engine import Completion, EngineInput, EngineSpec, Placed, Sampling, Share, in_order
 from speechrl.rollout.native import sample
-from speechrl.sections import Role, Runtime, Selection, Train, Vllm
+from speechrl.sections import Held, Runtime, Selection, Train, Vllm
 from speechrl.training import memory
 from speechrl.training.batch import Packing, collate, micro_batches, rows_of
 from speechrl.training.encoding import EncodingRank
@@ -40,7 +40,7 @@ class InferenceRank(EncodingRank):
         runtime: Runtime,
         data: Selection,
         dtype: str,
-        freeze: Sequence[Role] = ("encoder",),
+        freeze: Sequence[Held] = ("encoder",),
         num_ctc_units: int = 0,
         rank: int = 0,
     ):
