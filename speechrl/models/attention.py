@@ -118,18 +118,17 @@ def _listed(mask_SNN: Tensor) -> tuple[Tensor, Tensor]:
     return mask_SNN.sum(-1, dtype=torch.int32)[:, None], order_SNN.int()[:, None]
 
 
-def whole_blocks(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float | None) -> Tensor:
-    """FlexAttention of [S, heads, T, width], T a multiple of FLEX_BLOCK: the compiler takes the check as a fact, and
-    its kernel for any such length then looks for no edge.
-    """
-    assert query.shape[2] % FLEX_BLOCK == 0
-    return flex_attention(query, key, value, block_mask=mask, scale=scale, enable_gqa=True)
-
-
 @functools.cache
-def compiled_attention() -> Callable[..., Tensor]:
-    """Compiled once for every length: one after the other would each cost seconds."""
-    return torch.compile(whole_blocks, dynamic=True)
+def compiled_attention(scale: float | None) -> Callable[..., Tensor]:
+    """FlexAttention of [S, heads, T, width] under a BlockMask, compiled once for every T that is a multiple of
+    FLEX_BLOCK: the compiler takes the check as a fact, and its kernel looks for no edge.
+    """
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> Tensor:
+        assert query.shape[2] % FLEX_BLOCK == 0
+        return flex_attention(query, key, value, block_mask=mask, scale=scale, enable_gqa=True)
+
+    return torch.compile(attention, dynamic=True)
 
 
 def flex_attention_forward(
@@ -142,7 +141,7 @@ def flex_attention_forward(
     for tensor in (query, key, value):
         for axis in (0, 1, 3):
             torch._dynamo.mark_static(tensor, axis)
-    return compiled_attention()(query, key, value, mask, scaling).transpose(1, 2).contiguous(), None
+    return compiled_attention(scaling)(query, key, value, mask).transpose(1, 2).contiguous(), None
 
 
 def switching_attention(
