@@ -64,9 +64,11 @@ def load(cls: type[C], path: str | Path) -> C:
 
 
 def dump(config: Section, path: str | Path) -> None:
-    """Write the resolved config as YAML; `load` gives it back equal."""
+    """Write the resolved config as YAML, in one move; `load` gives it back equal."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    Path(path).write_text(text, encoding="utf-8")
+    partial = Path(path).with_name(f".{Path(path).name}.new")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
 
 
 def differences(before: dict[str, Any], after: dict[str, Any], prefix: str = "--") -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 
@@ -160,3 +161,69 @@ def test_flags_that_changed_are_told_when_a_run_is_resumed(tmp_path: Path, capsy
     config = TrainConfig(ckpt=Ckpt(output_dir=str(tmp_path), max_num=2, resume=True), train=Train(max_steps=6))
     RunFolder(config).claim()
     assert capsys.readouterr().out == "--ckpt.resume: --train.max_steps was 0, is 6\n"
+
+
+@pytest.mark.parametrize("damage", ["torn", "missing"])
+def test_an_older_checkpoint_that_is_damaged_stops_nothing(damage: str, tmp_path: Path) -> None:
+    """A resumed run verifies the newest alone, so it may find an older one unreadable when it asks what to keep."""
+    run = folder(tmp_path)
+    for step in (3, 4):
+        run.save_checkpoint(step, {"step": step}, writer("state"))
+    state = tmp_path / "checkpoints" / "step_3" / "state.json"
+    state.write_text('{"st') if damage == "torn" else state.unlink()
+    assert unclaimed(tmp_path, resume=True).checkpoint_states() == [{"step": 4}]
+
+
+def test_a_run_without_its_config_is_a_run_all_the_same(tmp_path: Path) -> None:
+    """Else a fresh run would write among the old checkpoints, and the first that it makes would be the oldest."""
+    folder(tmp_path).save_checkpoint(7, {"step": 7}, writer("state"))
+    (tmp_path / "config.yaml").unlink()
+    with pytest.raises(ValueError, match=r"already holds a run: add --ckpt.resume or --ckpt.overwrite"):
+        folder(tmp_path)
+    folder(tmp_path, resume=True)
+    (tmp_path / "config.yaml").unlink()
+    folder(tmp_path, overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "lock"]
+
+
+def test_a_saved_config_that_is_torn_is_told_and_written_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder(tmp_path).save_checkpoint(1, {"step": 1}, writer("state"))
+    whole = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(whole[:40] + "\n[")
+    folder(tmp_path, resume=True)
+    told = capsys.readouterr().out
+    assert f"--ckpt.resume: {tmp_path}/config.yaml: not valid YAML" in told
+    assert "so which flags changed can't be told" in told
+    assert (tmp_path / "config.yaml").read_text() == whole.replace("resume: false", "resume: true")
+
+
+def _hold(path: Path, ready, done) -> None:
+    run = folder(path, resume=True)
+    ready.set()
+    done.wait(60)
+    assert run.path == path  # the lock lasts as long as its run
+
+
+def test_a_folder_in_which_a_run_is_going_is_refused(tmp_path: Path) -> None:
+    """Two runs in one folder would mix their metrics and remove each other's checkpoints."""
+    fork = multiprocessing.get_context("fork")
+    ready, done = fork.Event(), fork.Event()
+    other = fork.Process(target=_hold, args=(tmp_path, ready, done))
+    early = unclaimed(tmp_path, resume=True)  # looked at the folder before the other run took it
+    other.start()
+    try:
+        assert ready.wait(60)
+        before = (tmp_path / "config.yaml").read_bytes()
+        told = rf"--ckpt.output_dir {tmp_path}: a run is going on in it \(process {other.pid} on \S+\): wait until it"
+        for options in ({"resume": True}, {"overwrite": True}, {}):
+            with pytest.raises(ValueError, match=told):
+                unclaimed(tmp_path, **options)
+        with pytest.raises(ValueError, match=told):
+            early.claim()
+        assert (tmp_path / "config.yaml").read_bytes() == before
+    finally:
+        done.set()
+        other.join(60)
+    folder(tmp_path, resume=True)  # a run that ended, however it did, leaves nothing in the way
