@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from ray.exceptions import RayError
 
 from speechrl.config import Common
 from speechrl.faults import RunError, StepRefused
-from speechrl.tracking import Tracker
+from speechrl.tracking import Tracker, step_lines
 from speechrl.training import streams
 from speechrl.training.group import PolicyGroup
 from speechrl.training.run_folder import RunFolder
@@ -90,7 +89,7 @@ class Saver:
         if self.best and self.run.exported(self.best[0][1]):
             self.run.point("best", self.best[0][1])
         tracker.rewind(state["step"] + 1)
-        self.watch = Watch(self.config.train.max_skipped_steps, _lines(tracker.metrics_path))
+        self.watch = Watch(self.config.train.max_skipped_steps, (line for _, line in step_lines(tracker.metrics_path)))
         streams.restore(state["random"])
         self.saved_step = state["step"]
         print(f"resumed from {folder}", flush=True)
@@ -211,7 +210,3 @@ def _refuse_another(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
                 f"{here[key]} here. Resume with the checkpoint's; to change it, start a new run from an export "
                 "(hf/ in the run's folder, or `speechrl export`)"
             )
-
-
-def _lines(path: Path) -> list[dict[str, float | None]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

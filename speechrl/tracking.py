@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -235,18 +235,28 @@ def _append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
             file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _keep_lines_before(path: Path, step: int) -> None:
-    kept = []
-    lines = path.read_bytes().split(b"\n")  # bytes: the cut may go through a character
+def step_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Each line of a metrics.jsonl or samples.jsonl, as it is and as an object with a `step`; nothing without the file.
+
+    A last line that a crash cut short is left out. Raises ValueError with file and line for any other that is none.
+    """
+    lines = path.read_bytes().split(b"\n") if path.exists() else []  # bytes: the cut may go through a character
     for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
         try:
-            record = json.loads(line) if line else None
+            record = json.loads(line)
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             if number < len(lines):  # only what follows the last newline can be a line cut short
                 raise ValueError(f"{path}:{number} is not JSON ({error}); repair or remove the line") from error
             continue
-        if record is not None and record["step"] < step:
-            kept.append(line + b"\n")
+        if not isinstance(record, dict) or type(record.get("step")) is not int:
+            raise ValueError(f"{path}:{number} has no `step` that is a number; repair or remove the line")
+        yield line, record
+
+
+def _keep_lines_before(path: Path, step: int) -> None:
+    kept = [line + b"\n" for line, record in step_lines(path) if record["step"] < step]
     # Replaced in one move: a crash here leaves the old file or the new one.
     temporary = path.with_suffix(".tmp")
     temporary.write_bytes(b"".join(kept))

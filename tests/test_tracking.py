@@ -81,6 +81,14 @@ def test_rewind_drops_a_line_cut_short_and_refuses_other_rubbish(tmp_path):
     assert path.read_bytes() == b'{"step": 1}\nrubbish\n{"step": 2}\n'
 
 
+@pytest.mark.parametrize("line", ["5", "[1]", '{"a": 1}', '{"step": "2"}', '{"step": null}', '{"step": true}'])
+def test_rewind_names_a_line_that_is_of_no_step(line, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{line}\n')
+    with pytest.raises(ValueError, match=r"metrics.jsonl:2 has no `step` that is a number; repair or remove the line"):
+        make(tmp_path).rewind(5)
+
+
 def test_rewind_of_a_new_folder_does_nothing(tmp_path):
     make(tmp_path).rewind(1)
     assert list(tmp_path.iterdir()) == []
