@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from speechrl.config import Common
+from speechrl.config import Common, SftConfig
 from speechrl.faults import RunError, StepRefused
 from speechrl.tracking import Tracker, step_lines
 from speechrl.training import streams
@@ -23,6 +23,7 @@ from speechrl.watch import Watch
 RESCUE_S = 60.0  # ranks that don't answer in this time are stuck, and nothing more can be saved
 # What a checkpoint and the run that continues it must have in common, beside the data: its name in messages.
 FINGERPRINT = {
+    "command": "the command",
     "model_digest": "the model of --actor.model_name_or_path (SHA-256 of its config and weights)",
     "num_ranks": "--actor.num_ranks",
     "zero_stage": "--ds.zero_stage",
@@ -51,6 +52,7 @@ class Saver:
     def __init__(self, config: Common, run: RunFolder, policy: PolicyGroup, loader: Any, model_digest: str):
         self.config, self.run, self.policy, self.loader = config, run, policy, loader
         self.fingerprint = {
+            "command": "speechrl sft" if isinstance(config, SftConfig) else "speechrl train",
             "model_digest": model_digest,
             "num_ranks": config.actor.num_ranks,
             "zero_stage": config.ds.zero_stage,
@@ -133,9 +135,11 @@ class Saver:
         return name in metrics and (not self.best or sign * metrics[name] < sign * self.best[0][0])
 
     def runs_stale(self, metrics: Mapping[str, float], patience: int) -> bool:
-        """Whether these are the metrics of the `patience`-th evaluation in a row without an improvement; 0: never."""
+        """Whether these are the metrics of at least the `patience`-th evaluation in a row without an improvement; 0:
+        never.
+        """
         evaluated = self.config.eval.best_metric in metrics
-        return evaluated and not self.improves(metrics) and self.num_stale + 1 == patience
+        return evaluated and not self.improves(metrics) and 0 < patience <= self.num_stale + 1
 
     def _keep_best(self, step: int, metrics: Mapping[str, float]) -> None:
         options, number = self.config.eval, self.config.ckpt.max_best_num
@@ -204,6 +208,8 @@ class Saver:
 
 def _refuse_another(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     for key, name in FINGERPRINT.items():
+        if key == "command" and key not in saved:  # a checkpoint may be older than it
+            continue
         if saved.get(key) != here[key]:
             raise ValueError(
                 f"--ckpt.resume: the checkpoint was written with another value of {name}: {saved.get(key)} there, "

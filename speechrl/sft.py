@@ -41,7 +41,7 @@ def sft(config: SftConfig) -> Path:
         run.claim()
         tracker = Tracker.from_options(config.tracking, run.path, config.model_dump(mode="json"), total_steps)
         step = saver.resume(tracker)
-        last = not config.train.max_seconds and step >= total_steps
+        last = ended(config, step, total_steps, saver)
         started = time.monotonic()
         alone = config.sft.projector_only_steps
         begin = float(min(step, alone))  # progress at the end of the projector's own phase
@@ -77,6 +77,16 @@ def sft(config: SftConfig) -> Path:
             saver.after_step(step, metrics, last)
     tracker.close()
     return saver.result
+
+
+def ended(config: SftConfig, step: int, total_steps: int, saver: Saver) -> bool:
+    """Whether a run that starts, or goes on, at `step` has nothing left to do."""
+    if config.sft.patience and saver.num_stale >= config.sft.patience:
+        print(
+            f"step {step}: {config.eval.best_metric} had stopped improving; raise --sft.patience to go on", flush=True
+        )
+        return True
+    return not config.train.max_seconds and step >= total_steps
 
 
 def rates_of(config: SftConfig, step: int, done: float, total: float) -> tuple[float, float]:

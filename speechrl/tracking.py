@@ -190,6 +190,14 @@ class Tracker:
                 self._writer.add_text("config", f"```json\n{text}\n```", purge_step or 0)
 
 
+def check_backends(options: Tracking) -> None:
+    """Raises ValueError when a backend that was asked for is not installed, naming its flag."""
+    if options.tensorboard:
+        _summary_writer_class()
+    if options.wandb_project:
+        _wandb_module(options.wandb_project)
+
+
 def wide_console() -> Console:
     """As wide as the terminal, or as tables of transcripts need where the output is a file. Writes texts as they are:
     users' names and transcripts may hold [brackets] and :colons:.
@@ -208,7 +216,7 @@ def _summary_writer_class() -> Any:
     return SummaryWriter
 
 
-def _start_wandb(project: str, output_dir: Path, run_config: dict[str, Any]) -> Any:
+def _wandb_module(project: str) -> Any:
     try:
         import wandb
     except ImportError as error:
@@ -216,6 +224,11 @@ def _start_wandb(project: str, output_dir: Path, run_config: dict[str, Any]) -> 
             f"--tracking.wandb_project is {project!r}, but Weights & Biases is not installed: install `wandb`, or "
             "leave the flag out"
         ) from error
+    return wandb
+
+
+def _start_wandb(project: str, output_dir: Path, run_config: dict[str, Any]) -> Any:
+    wandb = _wandb_module(project)
     # The id lies with the run, so a resumed run goes on in the same chart.
     id_path = output_dir / "wandb_id"
     run_id = id_path.read_text().strip() if id_path.exists() else None

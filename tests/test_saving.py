@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from speechrl.config import TrainConfig
+from speechrl.config import SftConfig, TrainConfig
 from speechrl.data.mix import MixedLoader
 from speechrl.saving import Saver
 from speechrl.sections import Actor, Ckpt, Ds, Eval, Tracking
 from speechrl.tracking import Tracker
+from speechrl.training.checksums import seal
 from speechrl.training.run_folder import RunFolder
 from speechrl.types import Utterance
 
@@ -89,6 +91,27 @@ def test_another_run_s_checkpoint_is_refused_with_both_fingerprints(changes: dic
     with pytest.raises(ValueError, match=told):
         start(tmp_path, **changes)
     assert (tmp_path / "config.yaml").read_bytes() == before  # a refusal changes nothing
+
+
+def test_a_checkpoint_of_the_other_command_is_refused(tmp_path: Path) -> None:
+    """Of the same model, data and batch size: GRPO would go on at SFT's step, with its loader and its scheduler."""
+    steps(tmp_path, {1: 0.5})
+    config = SftConfig(ckpt=Ckpt(output_dir=str(tmp_path), resume=True), tracking=Tracking(tensorboard=False))
+    loader = MixedLoader([[Utterance(f"u{index}", f"{index}") for index in range(6)]], (), 2, 0, True, "--x")
+    told = r"--ckpt.resume: the checkpoint was written with another value of the command: speechrl train there"
+    with pytest.raises(ValueError, match=told):
+        Saver(config, RunFolder(config), Policy(), loader, "aa")  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_from_before_the_command_was_kept_is_taken(tmp_path: Path) -> None:
+    steps(tmp_path, {1: 0.5})
+    path = tmp_path / "checkpoints" / "step_1"
+    state = json.loads((path / "state.json").read_text())
+    del state["fingerprint"]["command"]
+    (path / "state.json").write_text(json.dumps(state))
+    (path / "manifest.json").unlink()
+    seal(path)
+    assert start(tmp_path)[3] == 1
 
 
 def exports(path: Path) -> list[str]:

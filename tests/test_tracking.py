@@ -6,7 +6,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from speechrl.tracking import Tracker
+from speechrl.sections import Tracking
+from speechrl.tracking import Tracker, check_backends
 from speechrl.types import Group, Prompt, Rollout, Scores, Utterance
 
 
@@ -151,6 +152,8 @@ def test_tensorboard_holds_the_numbers_and_forgets_rewound_steps(tmp_path):
 
 def test_backends_that_are_not_installed_name_their_flag(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ValueError, match=r"--tracking.wandb_project is 'speech'.*install `wandb`"):
+        check_backends(Tracking(wandb_project="speech", tensorboard=False))
     with pytest.raises(ValueError, match=r"--tracking.wandb_project is 'speech'.*install `wandb`"):
         make(tmp_path, wandb_project="speech")
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
