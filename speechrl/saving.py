@@ -12,6 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from speechrl import signals
 from speechrl.config import Common, SftConfig
 from speechrl.faults import RunError, StepRefused
 from speechrl.tracking import Tracker, step_lines
@@ -66,6 +67,7 @@ class Saver:
         self.saved_step = 0  # of the newest checkpoint
         self._save_s = 0.0
         self._finished: Finished | None = None
+        self._signal = ""  # that asked the run to stop
         self._found = run.newest_checkpoint() if config.ckpt.resume else None
         if self._found is not None:
             state = self._found[1]
@@ -112,7 +114,9 @@ class Saver:
             return self.watch.refuse(step, error)
 
     def after_step(self, step: int, metrics: Mapping[str, float], last: bool) -> None:
-        """Save what is due after `step` optimiser batches. Raises RunError when it can't be written."""
+        """Save what is due after `step` optimiser batches. Raises RunError when it can't be written, and after the
+        step in which a signal asked the run to stop.
+        """
         started, ckpt = time.monotonic(), self.config.ckpt
         due = bool(ckpt.save_steps) and step % ckpt.save_steps == 0
         self._keep_best(step, metrics)
@@ -121,9 +125,13 @@ class Saver:
         if ckpt.save_steps:
             version = self.policy.weights_version()
             self._finished = Finished(step, self._state(step), version)
-        if due or (last and ckpt.save_steps):
+        stopped = self._signal if not last else ""
+        if ckpt.save_steps and (due or last or stopped):
             self._save()
         self._save_s = time.monotonic() - started
+        if stopped:
+            how = "--ckpt.resume continues there" if ckpt.save_steps else "nothing is saved without --ckpt.save_steps"
+            raise RunError(f"stopped by {stopped} after step {step}: {how}")
 
     def timings(self) -> dict[str, float]:
         """Seconds that saving took after the step before."""
@@ -181,13 +189,17 @@ class Saver:
     @contextmanager
     def rescuing(self) -> Iterator[None]:
         """Whatever stops the run inside, the last finished step is saved if no checkpoint holds it and the ranks still
-        do.
+        do. SIGINT and SIGTERM let the step end first, and `after_step` then stops the run.
         """
         try:
-            yield
+            with signals.first_only_tells(self._ask_to_stop):
+                yield
         except Exception as error:  # all of them: none is hidden, and each leaves work worth keeping
             self._rescue(error)
             raise
+
+    def _ask_to_stop(self, name: str) -> None:
+        self._signal = name
 
     def _rescue(self, error: Exception) -> None:
         done = self._finished

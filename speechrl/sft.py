@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def sft(config: SftConfig) -> Path:
     total_steps = config.train.max_steps or config.train.num_episodes * loader.num_batches_per_epoch
     run = RunFolder(config)
     print(*check_resources(config), sep="\n", flush=True)
-    with cluster(config.ray, config.actor.num_ranks):
+    with cluster(config.ray, config.actor.num_ranks), ExitStack() as stack:
         policy = start_policy(config, ctc_units(sources) if config.sft.ctc_weight else None)
         facts = stages.announce(policy.describe()[0])
         saver = Saver(config, run, policy, loader, facts["model_digest"])
@@ -45,6 +46,7 @@ def sft(config: SftConfig) -> Path:
         started = time.monotonic()
         alone = config.sft.projector_only_steps
         begin = float(min(step, alone))  # progress at the end of the projector's own phase
+        stack.enter_context(saver.rescuing())
         while not last:
             step_started = time.monotonic()
             done, total = _progress(config, step, total_steps, started)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from speechrl.config import SftConfig, TrainConfig
 from speechrl.data.mix import MixedLoader
+from speechrl.faults import RunError
 from speechrl.saving import Saver
 from speechrl.sections import Actor, Ckpt, Ds, Eval, Tracking
 from speechrl.tracking import Tracker
@@ -112,6 +115,38 @@ def test_a_checkpoint_from_before_the_command_was_kept_is_taken(tmp_path: Path) 
     (path / "manifest.json").unlink()
     seal(path)
     assert start(tmp_path)[3] == 1
+
+
+@pytest.mark.parametrize("save_steps", [100, 0])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_the_step_end_and_saves_it(number: signal.Signals, save_steps: int, tmp_path: Path) -> None:
+    """A queue that takes the machine back sends SIGTERM, a user presses Ctrl-C: the steps since the last checkpoint
+    must not be lost. A second signal does what it always did.
+    """
+    before = signal.getsignal(number)
+    saver, policy, _, _ = start(tmp_path, ckpt=Ckpt(output_dir=str(tmp_path), save_steps=save_steps, save_hf=False))
+    how = "--ckpt.resume continues there" if save_steps else "nothing is saved without --ckpt.save_steps"
+    done = []
+    with pytest.raises(RunError, match=rf"^stopped by {number.name} after step 2: {how}$"), saver.rescuing():
+        for policy.number in (1, 2, 3):
+            if policy.number == 2:
+                os.kill(os.getpid(), number)
+                assert signal.getsignal(number) == before
+            done.append(policy.number)
+            saver.after_step(policy.number, {}, last=False)
+    assert done == [1, 2]
+    assert signal.getsignal(number) == before
+    folders = [path.name for path in (tmp_path / "checkpoints").glob("*")]
+    assert folders == (["step_2"] if save_steps else [])
+
+
+def test_a_signal_in_the_last_step_changes_nothing(tmp_path: Path) -> None:
+    saver, policy, _, _ = start(tmp_path)
+    with saver.rescuing():
+        os.kill(os.getpid(), signal.SIGTERM)
+        policy.number = 1
+        saver.after_step(1, {}, last=True)
+    assert saver.result == tmp_path / "hf" / "step_1"
 
 
 def exports(path: Path) -> list[str]:
