@@ -20,6 +20,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from speechrl.faults import writing
 from speechrl.sections import Tracking
 from speechrl.types import Group, Scores, TrainGroup
 
@@ -79,7 +80,7 @@ class RolloutLog:
         partial = path.with_suffix(".partial")
         refs = iter(ref_logprobs)
         # neither a name nor a time in the header: the same run writes the same bytes
-        with partial.open("wb") as raw, gzip.GzipFile("", "wb", COMPRESSION, raw, mtime=0) as stream:
+        with writing(path), partial.open("wb") as raw, gzip.GzipFile("", "wb", COMPRESSION, raw, mtime=0) as stream:
             for group, scores, verdict in self._held:
                 ref = next(refs, None) if verdict == "kept" else None
                 record = {"step": step} | _record(group, scores, verdict, trained.get(group.utterance.id), ref)

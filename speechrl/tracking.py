@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from speechrl.faults import writing
 from speechrl.sections import Tracking
 from speechrl.speech.sound import write_sound
 from speechrl.types import Group, Scores
@@ -115,8 +116,9 @@ class Tracker:
         _append(self.metrics_path, [{"step": step, **{name: _finite(value) for name, value in values.items()}}])
         self._open_writer(purge_step=None)
         if self._writer is not None:
-            for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
+            with writing(self.output_dir / "tensorboard"):
+                for name, value in values.items():
+                    self._writer.add_scalar(name, value, step)
         if self._wandb is not None:
             self._wandb.log(values, step=step)
 
@@ -243,7 +245,7 @@ def _finite(value: float | None) -> float | None:
 
 def _append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     # Opened for each call: a killed run loses nothing, and nothing holds the file while `rewind` replaces it.
-    with path.open("a", encoding="utf-8") as file:
+    with writing(path), path.open("a", encoding="utf-8") as file:
         for record in records:
             file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
 
@@ -272,8 +274,9 @@ def _keep_lines_before(path: Path, step: int) -> None:
     kept = [line + b"\n" for line, record in step_lines(path) if record["step"] < step]
     # Replaced in one move: a crash here leaves the old file or the new one.
     temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(b"".join(kept))
-    os.replace(temporary, path)
+    with writing(path):
+        temporary.write_bytes(b"".join(kept))
+        os.replace(temporary, path)
 
 
 def _duration(seconds: float) -> str:

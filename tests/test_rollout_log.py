@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from speechrl.config import ReplayConfig, TrainConfig, dump
+from speechrl.faults import RunError
 from speechrl.replay import loss_of, replay
 from speechrl.rollout_log import RolloutLog, read, steps_of
 from speechrl.sections import Actor, Advantage, Algo, Data, Kl, Reward, Tracking
@@ -110,6 +111,15 @@ def test_a_text_may_hold_what_other_readers_take_for_line_ends(tmp_path: Path) -
     log.write(1, [], [])
     (found,) = read(tmp_path, 1)
     assert [rollout.text for rollout in found.group.rollouts] == ["a\u2028b", "c\x85d"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "step_1.jsonl.partial").symlink_to("/dev/full")
+    with pytest.raises(RunError, match=r"rollouts/step_1.jsonl.gz can't be written \(No space left on device\)"):
+        written(tmp_path)
+    assert steps_of(tmp_path) == []
 
 
 def test_without_the_flag_nothing_is_written(tmp_path: Path) -> None:

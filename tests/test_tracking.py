@@ -2,10 +2,12 @@ import io
 import json
 import logging
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from speechrl.faults import RunError
 from speechrl.sections import Tracking
 from speechrl.tracking import Tracker, check_backends
 from speechrl.types import Group, Prompt, Rollout, Scores, Utterance
@@ -88,6 +90,24 @@ def test_rewind_names_a_line_that_is_of_no_step(line, tmp_path):
     path.write_text(f'{{"step": 1}}\n{line}\n')
     with pytest.raises(ValueError, match=r"metrics.jsonl:2 has no `step` that is a number; repair or remove the line"):
         make(tmp_path).rewind(5)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_told_with_the_file(tmp_path, monkeypatch):
+    told = r"{} can't be written \(No space left on device\): make room; --ckpt.resume continues from the last checkp"
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        (tmp_path / name).symlink_to("/dev/full")
+    tracker = make(tmp_path)
+    with pytest.raises(RunError, match=told.format(tmp_path / "metrics.jsonl")):
+        tracker.log(1, {"x": 1})
+    with pytest.raises(RunError, match=told.format(tmp_path / "samples.jsonl")):
+        tracker.sample_table(1, [group()], [Scores((1.0, 0.0))], [(0.5, -0.5)])
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / "metrics.tmp").symlink_to("/dev/full")
+    with pytest.raises(RunError, match=told.format(tmp_path / "metrics.jsonl")):
+        tracker.rewind(5)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
 
 def test_rewind_of_a_new_folder_does_nothing(tmp_path):

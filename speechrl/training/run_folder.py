@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from speechrl.config import Common, changed_flags, dump
-from speechrl.faults import RunError
+from speechrl.faults import RunError, writing
 from speechrl.models.resources import amount
 from speechrl.sections import Ckpt
 from speechrl.training import run_lock
@@ -73,7 +73,8 @@ class RunFolder:
         saved = self.path / "config.yaml"
         if self._used and self.options.resume:
             self._tell_changes(saved)
-        dump(self._config, saved)
+        with writing(saved):
+            dump(self._config, saved)
 
     def _refuse_second(self, holder: str) -> None:
         if holder:
