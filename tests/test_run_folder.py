@@ -12,6 +12,7 @@ import pytest
 from speechrl.config import TrainConfig
 from speechrl.faults import RunError
 from speechrl.sections import Ckpt, Train
+from speechrl.training import checksums
 from speechrl.training.run_folder import RunFolder, newest_whole
 
 
@@ -145,6 +146,35 @@ def test_a_damaged_checkpoint_is_told_passed_over_and_put_aside(
     assert f"step_4 is damaged ({told}" in capsys.readouterr().out
     again.claim()
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_3", "step_4.damaged"]
+
+
+def test_a_checkpoint_that_the_disk_can_not_read_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = folder(tmp_path)
+    for step in (3, 4):
+        run.save_checkpoint(step, {"step": step}, writer("state"))
+    plain = checksums._digest
+
+    def broken(path: Path, to_disk: bool = False) -> str:
+        if path.parent.name == "step_4":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return plain(path, to_disk)
+
+    monkeypatch.setattr(checksums, "_digest", broken)
+    newest = unclaimed(tmp_path, resume=True).newest_checkpoint()
+    assert newest is not None and newest[1] == {"step": 3}
+    assert "step_4 is damaged (state.json can't be read: Input/output error)" in capsys.readouterr().out
+
+
+def test_a_manifest_that_names_no_state_is_none(tmp_path: Path) -> None:
+    run = folder(tmp_path)
+    for step in (3, 4):
+        run.save_checkpoint(step, {"step": step}, writer("state"))
+    (tmp_path / "checkpoints" / "step_4" / "manifest.json").write_text('{"files": {}}')
+    (tmp_path / "checkpoints" / "step_4" / "state.json").unlink()
+    newest = unclaimed(tmp_path, resume=True).newest_checkpoint()
+    assert newest is not None and newest[1] == {"step": 3}
 
 
 def test_with_every_checkpoint_damaged_nothing_starts_anew_unasked(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def newest_whole(folder: Path, damaged: list[Path] | None = None) -> Path | None
     and adds them to `damaged`.
     """
     for path in reversed(_steps(folder)):
-        fault = fault_of(path)
+        fault = fault_of(path) or ("" if (path / "state.json").is_file() else "state.json is missing")
         if not fault:
             return path
         print(f"warning: checkpoint {path} is damaged ({fault}): it is passed over", flush=True)
