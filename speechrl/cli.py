@@ -158,7 +158,8 @@ def usage() -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point. Exit codes: 0 done, 1 the run failed, 2 the command line or the input is wrong."""
+    """Entry point. Exit codes: 0 done, 1 the run failed, 2 the command line or the input is wrong,
+    130 interrupted."""
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
@@ -175,6 +176,9 @@ def main(argv: list[str] | None = None) -> None:
         cause = getattr(error, "cause", None) or error  # Ray wraps a rank's error
         print(f"speechrl {argv[0]}: {cause}", file=sys.stderr)
         raise SystemExit(2 if isinstance(cause, ValueError) else 1) from None
+    except KeyboardInterrupt:
+        print(f"speechrl {argv[0]}: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

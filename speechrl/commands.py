@@ -41,6 +41,9 @@ def export(config: options.ExportConfig) -> Path:
         raise ValueError(f"--checkpoint {config.checkpoint}: no checkpoint there (expected RUN/checkpoints/step_N)")
     if fault := fault_of(folder):
         raise ValueError(f"--checkpoint {folder} is damaged: {fault}")
+    out = Path(config.out)
+    if out.exists() and not (out / "config.json").exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"--out {out}: there is something else than a model; give a new folder")  # it is replaced
     saved = options.load_saved(str(run / "config.yaml"))
     # nothing is encoded or trained here, and the machine may be another
     plain = {"data": {"feature_cache": ""}, "actor": {"use_liger_kernel": False}, "train": {"packed_attention": "auto"}}

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class RunError(RuntimeError):
     """The run can't go on. The message says what happened, what is saved, and how to continue."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A fault of the disk inside as a RunError that names what was to be written."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{path} can't be written ({error.strerror or error}): make room; --ckpt.resume continues from the last "
+            "checkpoint"
+        ) from error
 
 
 def rank_lost(error: Exception) -> RunError:

@@ -26,6 +26,7 @@ from speechrl.rollout.engine import EngineInput, check_length
 from speechrl.rollout.vllm_api import require_vllm
 from speechrl.sections import Data
 from speechrl.settings import named_paths
+from speechrl.tracking import check_backends
 from speechrl.training.inference import pick_device
 from speechrl.training.run_folder import RunFolder
 from speechrl.training.weight_sync import engine_class
@@ -39,6 +40,7 @@ def preflight(config: Common, sets: dict[str, Sequence[Utterance]]) -> PromptBui
 
     sets: name -> utterances, of training and evaluation.
     """
+    check_backends(config.tracking)
     if not config.ray.address:  # the ranks will run here
         pick_device(config.actor.device)
     if isinstance(config, TrainConfig) and config.rollout.engine == "vllm":

@@ -23,7 +23,7 @@ from speechrl.algorithms.losses import NORMALISERS, POLICY_LOSSES
 from speechrl.config import ReplayConfig, TrainConfig, load_saved
 from speechrl.reward.client import RewardClient
 from speechrl.rollout_log import Logged, read, steps_of
-from speechrl.tracking import wide_console
+from speechrl.tracking import step_lines, wide_console
 from speechrl.training.batch import pad
 from speechrl.types import Scores, TrainGroup
 
@@ -163,8 +163,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _logged_losses(path: Path) -> dict[int, float | None]:
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return {line["step"]: line.get("train/loss") for line in map(json.loads, lines)}
+    return {line["step"]: line.get("train/loss") for _, line in step_lines(path)}
 
 
 def print_replay(steps: Sequence[Replayed]) -> None:

@@ -20,8 +20,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from speechrl.faults import writing
 from speechrl.sections import Tracking
-from speechrl.types import Group, Prompt, Rollout, Scores, TrainGroup, Utterance
+from speechrl.types import Group, Scores, TrainGroup
 
 FOLDER = "rollouts"
 COMPRESSION = 6  # gzip's default: token ids and log-probs shrink to about a third
@@ -79,7 +80,7 @@ class RolloutLog:
         partial = path.with_suffix(".partial")
         refs = iter(ref_logprobs)
         # neither a name nor a time in the header: the same run writes the same bytes
-        with partial.open("wb") as raw, gzip.GzipFile("", "wb", COMPRESSION, raw, mtime=0) as stream:
+        with writing(path), partial.open("wb") as raw, gzip.GzipFile("", "wb", COMPRESSION, raw, mtime=0) as stream:
             for group, scores, verdict in self._held:
                 ref = next(refs, None) if verdict == "kept" else None
                 record = {"step": step} | _record(group, scores, verdict, trained.get(group.utterance.id), ref)
@@ -104,7 +105,8 @@ def read(run: Path, step: int) -> Iterator[Logged]:
     """The groups of a step, in the order in which they were sampled. Raises ValueError with file and line."""
     path = run / FOLDER / f"step_{step}.jsonl.gz"
     try:
-        lines = gzip.decompress(path.read_bytes()).decode("utf-8").splitlines()
+        # not splitlines: it would also cut at U+2028, which JSON allows inside a string
+        lines = gzip.decompress(path.read_bytes()).decode("utf-8").removesuffix("\n").split("\n")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: no rollouts that can be read ({error})") from error
     for number, line in enumerate(lines, start=1):
@@ -164,34 +166,30 @@ def _plain(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
 
 
+_GROUP, _SCORES = TypeAdapter(Group), TypeAdapter(Scores)
+_NUMBERS, _ADVANTAGES = TypeAdapter(tuple[tuple[float, ...], ...]), TypeAdapter(tuple[float | None, ...])
+
+
 def _logged(record: dict[str, Any]) -> Logged:
-    values = {"text": ""} | record["utterance"]  # an empty one was left out
-    utterance = TypeAdapter(Utterance).validate_python(values)
-    prompt = record["prompt"]
-    rows = record["rollouts"]
-    rollouts = tuple(
-        Rollout(
-            tuple(row["token_ids"]),
-            tuple(map(float, row["logprobs"])),
-            row["finish_reason"],
-            record["weights_version"],
-            row["raw_text"],
-            row["text"],
-            row["language"],
-        )
-        for row in rows
+    utterance = {"text": ""} | record["utterance"]  # an empty one was left out
+    rows, prompt = record["rollouts"], record["prompt"]
+    names = ("token_ids", "logprobs", "finish_reason", "raw_text", "text", "language")
+    version = {"weights_version": record["weights_version"]}
+    rollouts = [{name: row[name] for name in names} | version for row in rows]
+    group = _GROUP.validate_python({"prompt": prompt | {"utterance": utterance}, "rollouts": rollouts})
+    scores = _SCORES.validate_python(
+        {
+            "rewards": [row["reward"] for row in rows],
+            "parts": {name: [row["parts"][name] for row in rows] for name in rows[0]["parts"]},
+            "weights": record["weights"],
+            "filter_scores": [row["filter_score"] for row in rows] if record["has_filter_scores"] else [],
+        }
     )
-    group = Group(
-        Prompt(utterance, tuple(prompt["token_ids"]), prompt["text"], prompt["num_audio_tokens"]),
-        rollouts,
-    )
-    scores = Scores(
-        tuple(row["reward"] for row in rows),
-        {name: tuple(row["parts"][name] for row in rows) for name in rows[0]["parts"]},
-        record["weights"],
-        tuple(row["filter_score"] for row in rows) if record["has_filter_scores"] else (),
-    )
-    refs = tuple(tuple(map(float, row["ref_logprobs"])) for row in rows) if rows[0]["ref_logprobs"] else ()
-    advantages = tuple(None if row["advantage"] is None else float(row["advantage"]) for row in rows)
+    refs = _NUMBERS.validate_python([row["ref_logprobs"] for row in rows] if rows[0]["ref_logprobs"] else [])
+    for given in ([rollout.logprobs for rollout in group.rollouts], refs):
+        for rollout, numbers in zip(group.rollouts, given, strict=False):
+            if len(rollout.token_ids) != len(numbers):
+                raise ValueError(f"{len(numbers)} log-probs of {len(rollout.token_ids)} tokens")
+    advantages = _ADVANTAGES.validate_python([row["advantage"] for row in rows])
     trained = TrainGroup(group, advantages, refs) if record["verdict"] == TRAINED else None
     return Logged(record["step"], record["verdict"], record["kept"], group, scores, trained, refs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,9 +12,10 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from speechrl.config import Common
+from speechrl import signals
+from speechrl.config import Common, SftConfig
 from speechrl.faults import RunError, StepRefused
-from speechrl.tracking import Tracker
+from speechrl.tracking import Tracker, step_lines
 from speechrl.training import streams
 from speechrl.training.group import PolicyGroup
 from speechrl.training.run_folder import RunFolder
@@ -24,6 +24,7 @@ from speechrl.watch import Watch
 RESCUE_S = 60.0  # ranks that don't answer in this time are stuck, and nothing more can be saved
 # What a checkpoint and the run that continues it must have in common, beside the data: its name in messages.
 FINGERPRINT = {
+    "command": "the command",
     "model_digest": "the model of --actor.model_name_or_path (SHA-256 of its config and weights)",
     "num_ranks": "--actor.num_ranks",
     "zero_stage": "--ds.zero_stage",
@@ -52,6 +53,7 @@ class Saver:
     def __init__(self, config: Common, run: RunFolder, policy: PolicyGroup, loader: Any, model_digest: str):
         self.config, self.run, self.policy, self.loader = config, run, policy, loader
         self.fingerprint = {
+            "command": "speechrl sft" if isinstance(config, SftConfig) else "speechrl train",
             "model_digest": model_digest,
             "num_ranks": config.actor.num_ranks,
             "zero_stage": config.ds.zero_stage,
@@ -65,6 +67,7 @@ class Saver:
         self.saved_step = 0  # of the newest checkpoint
         self._save_s = 0.0
         self._finished: Finished | None = None
+        self._signal = ""  # that asked the run to stop
         self._found = run.newest_checkpoint() if config.ckpt.resume else None
         if self._found is not None:
             state = self._found[1]
@@ -90,7 +93,7 @@ class Saver:
         if self.best and self.run.exported(self.best[0][1]):
             self.run.point("best", self.best[0][1])
         tracker.rewind(state["step"] + 1)
-        self.watch = Watch(self.config.train.max_skipped_steps, _lines(tracker.metrics_path))
+        self.watch = Watch(self.config.train.max_skipped_steps, (line for _, line in step_lines(tracker.metrics_path)))
         streams.restore(state["random"])
         self.saved_step = state["step"]
         print(f"resumed from {folder}", flush=True)
@@ -111,7 +114,9 @@ class Saver:
             return self.watch.refuse(step, error)
 
     def after_step(self, step: int, metrics: Mapping[str, float], last: bool) -> None:
-        """Save what is due after `step` optimiser batches. Raises RunError when it can't be written."""
+        """Save what is due after `step` optimiser batches. Raises RunError when it can't be written, and after the
+        step in which a signal asked the run to stop.
+        """
         started, ckpt = time.monotonic(), self.config.ckpt
         due = bool(ckpt.save_steps) and step % ckpt.save_steps == 0
         self._keep_best(step, metrics)
@@ -120,9 +125,13 @@ class Saver:
         if ckpt.save_steps:
             version = self.policy.weights_version()
             self._finished = Finished(step, self._state(step), version)
-        if due or (last and ckpt.save_steps):
+        stopped = self._signal if not last else ""
+        if ckpt.save_steps and (due or last or stopped):
             self._save()
         self._save_s = time.monotonic() - started
+        if stopped:
+            how = "--ckpt.resume continues there" if ckpt.save_steps else "nothing is saved without --ckpt.save_steps"
+            raise RunError(f"stopped by {stopped} after step {step}: {how}")
 
     def timings(self) -> dict[str, float]:
         """Seconds that saving took after the step before."""
@@ -134,9 +143,11 @@ class Saver:
         return name in metrics and (not self.best or sign * metrics[name] < sign * self.best[0][0])
 
     def runs_stale(self, metrics: Mapping[str, float], patience: int) -> bool:
-        """Whether these are the metrics of the `patience`-th evaluation in a row without an improvement; 0: never."""
+        """Whether these are the metrics of at least the `patience`-th evaluation in a row without an improvement; 0:
+        never.
+        """
         evaluated = self.config.eval.best_metric in metrics
-        return evaluated and not self.improves(metrics) and self.num_stale + 1 == patience
+        return evaluated and not self.improves(metrics) and 0 < patience <= self.num_stale + 1
 
     def _keep_best(self, step: int, metrics: Mapping[str, float]) -> None:
         options, number = self.config.eval, self.config.ckpt.max_best_num
@@ -178,13 +189,17 @@ class Saver:
     @contextmanager
     def rescuing(self) -> Iterator[None]:
         """Whatever stops the run inside, the last finished step is saved if no checkpoint holds it and the ranks still
-        do.
+        do. SIGINT and SIGTERM let the step end first, and `after_step` then stops the run.
         """
         try:
-            yield
+            with signals.first_only_tells(self._ask_to_stop):
+                yield
         except Exception as error:  # all of them: none is hidden, and each leaves work worth keeping
             self._rescue(error)
             raise
+
+    def _ask_to_stop(self, name: str) -> None:
+        self._signal = name
 
     def _rescue(self, error: Exception) -> None:
         done = self._finished
@@ -205,13 +220,11 @@ class Saver:
 
 def _refuse_another(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     for key, name in FINGERPRINT.items():
+        if key == "command" and key not in saved:  # a checkpoint may be older than it
+            continue
         if saved.get(key) != here[key]:
             raise ValueError(
                 f"--ckpt.resume: the checkpoint was written with another value of {name}: {saved.get(key)} there, "
                 f"{here[key]} here. Resume with the checkpoint's; to change it, start a new run from an export "
                 "(hf/ in the run's folder, or `speechrl export`)"
             )
-
-
-def _lines(path: Path) -> list[dict[str, float | None]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

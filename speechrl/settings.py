@@ -12,11 +12,12 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import tyro
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 
@@ -30,6 +31,16 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         allow_inf_nan=False,
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """pydantic takes true for 1: of YAML that is a slip, and a learning rate of 1 a lost run."""
+        items = value if isinstance(value, list | tuple) else (value,)
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if bool not in (annotation, *get_args(annotation)) and any(isinstance(item, bool) for item in items):
+            raise PydanticCustomError("truth", "Input should be no truth value")
+        return value
 
 
 C = TypeVar("C", bound=Section)
@@ -64,9 +75,11 @@ def load(cls: type[C], path: str | Path) -> C:
 
 
 def dump(config: Section, path: str | Path) -> None:
-    """Write the resolved config as YAML; `load` gives it back equal."""
+    """Write the resolved config as YAML, in one move; `load` gives it back equal."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    Path(path).write_text(text, encoding="utf-8")
+    partial = Path(path).with_name(f".{Path(path).name}.new")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
 
 
 def differences(before: dict[str, Any], after: dict[str, Any], prefix: str = "--") -> list[str]:

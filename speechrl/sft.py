@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -34,17 +35,18 @@ def sft(config: SftConfig) -> Path:
     total_steps = config.train.max_steps or config.train.num_episodes * loader.num_batches_per_epoch
     run = RunFolder(config)
     print(*check_resources(config), sep="\n", flush=True)
-    with cluster(config.ray, config.actor.num_ranks):
+    with cluster(config.ray, config.actor.num_ranks), ExitStack() as stack:
         policy = start_policy(config, ctc_units(sources) if config.sft.ctc_weight else None)
         facts = stages.announce(policy.describe()[0])
         saver = Saver(config, run, policy, loader, facts["model_digest"])
         run.claim()
         tracker = Tracker.from_options(config.tracking, run.path, config.model_dump(mode="json"), total_steps)
         step = saver.resume(tracker)
-        last = not config.train.max_seconds and step >= total_steps
+        last = ended(config, step, total_steps, saver)
         started = time.monotonic()
         alone = config.sft.projector_only_steps
         begin = float(min(step, alone))  # progress at the end of the projector's own phase
+        stack.enter_context(saver.rescuing())
         while not last:
             step_started = time.monotonic()
             done, total = _progress(config, step, total_steps, started)
@@ -77,6 +79,16 @@ def sft(config: SftConfig) -> Path:
             saver.after_step(step, metrics, last)
     tracker.close()
     return saver.result
+
+
+def ended(config: SftConfig, step: int, total_steps: int, saver: Saver) -> bool:
+    """Whether a run that starts, or goes on, at `step` has nothing left to do."""
+    if config.sft.patience and saver.num_stale >= config.sft.patience:
+        print(
+            f"step {step}: {config.eval.best_metric} had stopped improving; raise --sft.patience to go on", flush=True
+        )
+        return True
+    return not config.train.max_seconds and step >= total_steps
 
 
 def rates_of(config: SftConfig, step: int, done: float, total: float) -> tuple[float, float]:

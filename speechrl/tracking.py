@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from speechrl.faults import writing
 from speechrl.sections import Tracking
 from speechrl.speech.sound import write_sound
 from speechrl.types import Group, Scores
@@ -115,8 +116,9 @@ class Tracker:
         _append(self.metrics_path, [{"step": step, **{name: _finite(value) for name, value in values.items()}}])
         self._open_writer(purge_step=None)
         if self._writer is not None:
-            for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
+            with writing(self.output_dir / "tensorboard"):
+                for name, value in values.items():
+                    self._writer.add_scalar(name, value, step)
         if self._wandb is not None:
             self._wandb.log(values, step=step)
 
@@ -190,6 +192,14 @@ class Tracker:
                 self._writer.add_text("config", f"```json\n{text}\n```", purge_step or 0)
 
 
+def check_backends(options: Tracking) -> None:
+    """Raises ValueError when a backend that was asked for is not installed, naming its flag."""
+    if options.tensorboard:
+        _summary_writer_class()
+    if options.wandb_project:
+        _wandb_module(options.wandb_project)
+
+
 def wide_console() -> Console:
     """As wide as the terminal, or as tables of transcripts need where the output is a file. Writes texts as they are:
     users' names and transcripts may hold [brackets] and :colons:.
@@ -208,7 +218,7 @@ def _summary_writer_class() -> Any:
     return SummaryWriter
 
 
-def _start_wandb(project: str, output_dir: Path, run_config: dict[str, Any]) -> Any:
+def _wandb_module(project: str) -> Any:
     try:
         import wandb
     except ImportError as error:
@@ -216,6 +226,11 @@ def _start_wandb(project: str, output_dir: Path, run_config: dict[str, Any]) -> 
             f"--tracking.wandb_project is {project!r}, but Weights & Biases is not installed: install `wandb`, or "
             "leave the flag out"
         ) from error
+    return wandb
+
+
+def _start_wandb(project: str, output_dir: Path, run_config: dict[str, Any]) -> Any:
+    wandb = _wandb_module(project)
     # The id lies with the run, so a resumed run goes on in the same chart.
     id_path = output_dir / "wandb_id"
     run_id = id_path.read_text().strip() if id_path.exists() else None
@@ -230,27 +245,38 @@ def _finite(value: float | None) -> float | None:
 
 def _append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     # Opened for each call: a killed run loses nothing, and nothing holds the file while `rewind` replaces it.
-    with path.open("a", encoding="utf-8") as file:
+    with writing(path), path.open("a", encoding="utf-8") as file:
         for record in records:
             file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _keep_lines_before(path: Path, step: int) -> None:
-    kept = []
-    lines = path.read_bytes().split(b"\n")  # bytes: the cut may go through a character
+def step_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Each line of a metrics.jsonl or samples.jsonl, as it is and as an object with a `step`; nothing without the file.
+
+    A last line that a crash cut short is left out. Raises ValueError with file and line for any other that is none.
+    """
+    lines = path.read_bytes().split(b"\n") if path.exists() else []  # bytes: the cut may go through a character
     for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
         try:
-            record = json.loads(line) if line else None
+            record = json.loads(line)
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             if number < len(lines):  # only what follows the last newline can be a line cut short
                 raise ValueError(f"{path}:{number} is not JSON ({error}); repair or remove the line") from error
             continue
-        if record is not None and record["step"] < step:
-            kept.append(line + b"\n")
+        if not isinstance(record, dict) or type(record.get("step")) is not int:
+            raise ValueError(f"{path}:{number} has no `step` that is a number; repair or remove the line")
+        yield line, record
+
+
+def _keep_lines_before(path: Path, step: int) -> None:
+    kept = [line + b"\n" for line, record in step_lines(path) if record["step"] < step]
     # Replaced in one move: a crash here leaves the old file or the new one.
     temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(b"".join(kept))
-    os.replace(temporary, path)
+    with writing(path):
+        temporary.write_bytes(b"".join(kept))
+        os.replace(temporary, path)
 
 
 def _duration(seconds: float) -> str:

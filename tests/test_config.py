@@ -377,6 +377,9 @@ BAD_YAML = [
     ("actor: {adam: {lr: -1}}", "--actor.adam.lr: Input should be greater than 0, got -1"),
     ("data: {prompt_dataset: d.jsonl}", "--data.prompt_dataset: Input should be a valid tuple, got 'd.jsonl'"),
     ("data: {prompt_dataset: [1]}", "--data.prompt_dataset: Input should be a valid string, got 1"),
+    ("actor: {adam: {lr: true}}", "--actor.adam.lr: Input should be no truth value, got True"),
+    ("actor: {adam: {betas: [0.9, false]}}", "--actor.adam.betas: Input should be no truth value, got [0.9, False]"),
+    ("ds: {zero_stage: true}", "--ds.zero_stage: Input should be no truth value, got True"),
     ("ds: {zero_stage: 7}", "--ds.zero_stage: Input should be 0, 1, 2 or 3, got 7"),
 ]
 

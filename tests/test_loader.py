@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from speechrl.data.loader import UtteranceLoader
-from speechrl.types import AudioRef, Utterance
+from speechrl.types import AudioRef, Speaker, Utterance
 
 
 def data(count: int, text: str = "x") -> list[Utterance]:
@@ -105,5 +105,9 @@ def test_all_that_a_manifest_says_counts_but_where_its_audio_lies() -> None:
     changed = [
         {"id": "v"}, {"text": "t"}, {"audio": AudioRef("here/b.wav")}, {"audio": AudioRef("here/a.wav", 1)},
         {"prompt": "p"}, {"language": None}, {"keywords": ()}, {"metadata": {"snr": 2}},
+        {"audio": AudioRef("a.wav", None, 0.0, 1.0)}, {"audio": AudioRef("a.wav", None, 0.5, 1.0)},
+        {"audio": AudioRef("a.wav", None, 0.5, 2.0)}, {"codes": ((1, 2),)}, {"codes": ((1,), (2,))},
+        {"speaker": Speaker(AudioRef("v.wav"))}, {"speaker": Speaker(AudioRef("w.wav"))},
+        {"speaker": Speaker(AudioRef("v.wav"), "hi")}, {"speaker": Speaker(AudioRef("v.wav"), "", ((3,),))},
     ]  # fmt: skip
     assert len({print_of(), *(print_of(**change) for change in changed)}) == 1 + len(changed)

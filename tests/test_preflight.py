@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,29 @@ import pytest
 import torch
 
 from speechrl import preflight
-from speechrl.config import CheckConfig
+from speechrl.commands import export
+from speechrl.config import CheckConfig, ExportConfig
 from speechrl.data.audio import write_wav
 from speechrl.models import resources
 from speechrl.models.load import load_processor
 from speechrl.models.tiny import build_qwen3_asr
 from speechrl.preflight import check
-from speechrl.sections import Actor, Advantage, Algo, Ckpt, Data, Eval, Kl, RayOptions, Ref, Reward, Rollout, Vllm
+from speechrl.sections import (
+    Actor,
+    Advantage,
+    Algo,
+    Ckpt,
+    Data,
+    Eval,
+    Kl,
+    RayOptions,
+    Ref,
+    Reward,
+    Rollout,
+    Tracking,
+    Vllm,
+)
+from speechrl.training.checksums import seal
 
 GOOD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0] * len(queries)}\n"
 
@@ -194,6 +211,35 @@ def test_a_processor_that_does_not_survive_an_export_is_told(
     monkeypatch.setattr(preflight, "load_processor", other)
     with pytest.raises(ValueError, match=r"written and read again, makes another prompt of n0"):
         check(config(qwen3_asr, noise_manifest, tmp_path))
+
+
+def test_a_tracking_backend_that_is_missing_is_told(
+    qwen3_asr: str, noise_manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once the ranks have started and the folder is claimed."""
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(
+        ValueError, match=r"--tracking.wandb_project is 'speech', but Weights & Biases is not installed"
+    ):
+        check(config(qwen3_asr, noise_manifest, tmp_path, tracking=Tracking(wandb_project="speech")))
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_an_export_replaces_nothing_but_a_model(kind: str, tmp_path: Path) -> None:
+    """`--out .` would have moved the working folder away and removed it."""
+    checkpoint = tmp_path / "run" / "checkpoints" / "step_1"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").write_text("{}")
+    (tmp_path / "run" / "config.yaml").write_text("")
+    seal(checkpoint)
+    out = tmp_path / "mine"
+    if kind == "folder":
+        out.mkdir()
+        (out / "thesis.tex").write_text("years of work")
+    else:
+        out.write_text("years of work")
+    with pytest.raises(ValueError, match=rf"--out {out}: there is something else than a model; give a new folder"):
+        export(ExportConfig(checkpoint=str(checkpoint), out=str(out)))
 
 
 def test_a_folder_that_only_looks_writable_is_told(

@@ -1,13 +1,15 @@
 """The reward client against real servers on loopback ports; tests/test_reward_server.py has our own server."""
 
+import asyncio
 import socket
 import threading
 import time
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 import pytest
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from speechrl.cross_checks import reward_parts
 from speechrl.reward.client import RewardClient, merge_answers, split_groups
@@ -59,6 +61,26 @@ def test_503_twice_then_success():
     }
 
 
+def test_a_server_that_answers_byte_by_byte_is_too_slow():
+    """Each read is quick, so that a timeout of reads alone would wait for ever."""
+    app = FastAPI()
+
+    @app.post("/get_reward")
+    async def get_reward() -> StreamingResponse:
+        async def drops() -> AsyncIterator[bytes]:
+            for _ in range(30):
+                yield b" "
+                await asyncio.sleep(0.1)
+
+        return StreamingResponse(drops())
+
+    with running(app) as base:
+        client, started = client_of(base, timeout_s=0.5, max_retries=0), time.monotonic()
+        with pytest.raises(RewardError, match=r"ReadTimeout: .*\(--reward.timeout_s is 0.5\)"):
+            client.score(make_groups(2))
+        assert time.monotonic() - started < 2
+
+
 @pytest.mark.parametrize(
     ("status", "body", "calls", "message"),
     [
@@ -72,6 +94,8 @@ def test_503_twice_then_success():
         (200, '{"rewards": [1.0]}', 1, "rewards has length 1 for 2 completions (samples utt-0)"),
         (200, '{"rewards": ["1.0", 1.0]}', 1, "not str"),
         (200, '{"error": "x"}', 1, "no 'rewards'"),
+        (200, '{"rewards": [1, 2], "parts": {"a\\ud800": [1, 2]}}', 1, "holds '\\ud800', half of a surrogate pair"),
+        (200, '{"rewards": [1, 2], "heard": ["x", "\\uDFFF"]}', 1, "holds '\\udfff', half of a surrogate pair"),
         (200, "[" * 100_000, 1, "the answer is not JSON (maximum recursion"),
         (500, "[" * 100_000, 3, "no reward after 3 tries"),
         (200, '{"rewards": [1, 2], "parts": {"": [1, 2]}}', 1, "parts has an empty name"),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import gzip
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from speechrl.config import ReplayConfig, TrainConfig, dump
+from speechrl.faults import RunError
 from speechrl.replay import loss_of, replay
 from speechrl.rollout_log import RolloutLog, read, steps_of
 from speechrl.sections import Actor, Advantage, Algo, Data, Kl, Reward, Tracking
@@ -100,6 +105,23 @@ def test_the_oldest_steps_go_and_a_resumed_run_forgets_later_ones(tmp_path: Path
     assert steps_of(tmp_path) == [1, 2]
 
 
+def test_a_text_may_hold_what_other_readers_take_for_line_ends(tmp_path: Path) -> None:
+    log = RolloutLog(Tracking(save_rollouts=True), tmp_path, 0)
+    log.hold([group("u1", "a\u2028b", "c\x85d")], SCORES[:1], ["kept"])
+    log.write(1, [], [])
+    (found,) = read(tmp_path, 1)
+    assert [rollout.text for rollout in found.group.rollouts] == ["a\u2028b", "c\x85d"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "step_1.jsonl.partial").symlink_to("/dev/full")
+    with pytest.raises(RunError, match=r"rollouts/step_1.jsonl.gz can't be written \(No space left on device\)"):
+        written(tmp_path)
+    assert steps_of(tmp_path) == []
+
+
 def test_without_the_flag_nothing_is_written(tmp_path: Path) -> None:
     log = RolloutLog(Tracking(), tmp_path, 0)
     log.hold(GROUPS, SCORES, ["kept"] * 3)
@@ -120,6 +142,39 @@ def test_a_damaged_file_is_named(content: bytes, told: str, tmp_path: Path) -> N
     (tmp_path / "rollouts" / "step_1.jsonl.gz").write_bytes(content)
     with pytest.raises(ValueError, match=told):
         list(read(tmp_path, 1))
+
+
+def places(value: Any, place: tuple = ()) -> Iterator[tuple]:
+    """Where each value of a JSON tree stands."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*place, key)
+        yield from places(item, (*place, key))
+
+
+def test_any_value_of_another_kind_is_named_with_its_line(tmp_path: Path) -> None:
+    """Each value of a line in turn becomes one that does not belong there: used or refused, never another error."""
+    written(tmp_path)
+    path = tmp_path / "rollouts" / "step_1.jsonl.gz"
+    line = json.loads(gzip.decompress(path.read_bytes()).splitlines()[0])
+    refused = 0
+    for place in places(line):
+        for value in (None, "x", -1, 2.5, [], {}, True, [None], 10**400):
+            changed = copy.deepcopy(line)
+            parent = functools.reduce(lambda tree, key: tree[key], place[:-1], changed)
+            parent[place[-1]] = value
+            path.write_bytes(gzip.compress(json.dumps(changed).encode()))
+            try:
+                found = list(read(tmp_path, 1))
+            except ValueError as error:
+                assert "step_1.jsonl.gz:1: no group of rollouts" in str(error)
+                refused += 1
+                continue
+            for rollout, reward in zip(found[0].group.rollouts, found[0].scores.rewards, strict=True):
+                assert isinstance(rollout.text + rollout.raw_text + found[0].group.prompt.text, str)
+                assert len(rollout.token_ids) == len(rollout.logprobs)
+                assert reward is None or isinstance(reward, float)
+    assert refused > 200
 
 
 def saved_run(run: Path, **algo) -> TrainConfig:
@@ -160,6 +215,16 @@ def test_the_loss_by_hand(tmp_path: Path) -> None:
     uneven = replace(TRAINED, advantages=(-1.0, 3.0))
     k3 = [2.718281828459045**d - d - 1 for d in (-0.1, 0.2, -0.2, 0.0)]
     assert loss_of(config, [uneven]) == pytest.approx(((1 + 1 - 3 - 3) + 0.5 * sum(k3)) / 4, rel=1e-5)
+
+
+def test_metrics_that_a_kill_cut_short_stop_no_replay(tmp_path: Path) -> None:
+    saved_run(tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 2, "train/lo')
+    assert [step.logged_loss for step in replay(ReplayConfig(run=str(tmp_path)))] == [0.25]
+    path.write_text('{"step": 1, "train/loss": 0.25}\n[]\n')
+    with pytest.raises(ValueError, match=r"metrics.jsonl:2 has no `step` that is a number"):
+        replay(ReplayConfig(run=str(tmp_path)))
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

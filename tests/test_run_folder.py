@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from speechrl.config import TrainConfig
 from speechrl.faults import RunError
 from speechrl.sections import Ckpt, Train
+from speechrl.training import checksums
 from speechrl.training.run_folder import RunFolder, newest_whole
 
 
@@ -146,6 +148,35 @@ def test_a_damaged_checkpoint_is_told_passed_over_and_put_aside(
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_3", "step_4.damaged"]
 
 
+def test_a_checkpoint_that_the_disk_can_not_read_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = folder(tmp_path)
+    for step in (3, 4):
+        run.save_checkpoint(step, {"step": step}, writer("state"))
+    plain = checksums._digest
+
+    def broken(path: Path, to_disk: bool = False) -> str:
+        if path.parent.name == "step_4":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return plain(path, to_disk)
+
+    monkeypatch.setattr(checksums, "_digest", broken)
+    newest = unclaimed(tmp_path, resume=True).newest_checkpoint()
+    assert newest is not None and newest[1] == {"step": 3}
+    assert "step_4 is damaged (state.json can't be read: Input/output error)" in capsys.readouterr().out
+
+
+def test_a_manifest_that_names_no_state_is_none(tmp_path: Path) -> None:
+    run = folder(tmp_path)
+    for step in (3, 4):
+        run.save_checkpoint(step, {"step": step}, writer("state"))
+    (tmp_path / "checkpoints" / "step_4" / "manifest.json").write_text('{"files": {}}')
+    (tmp_path / "checkpoints" / "step_4" / "state.json").unlink()
+    newest = unclaimed(tmp_path, resume=True).newest_checkpoint()
+    assert newest is not None and newest[1] == {"step": 3}
+
+
 def test_with_every_checkpoint_damaged_nothing_starts_anew_unasked(tmp_path: Path) -> None:
     run = folder(tmp_path)
     run.save_checkpoint(3, {"step": 3}, writer("state"))
@@ -160,3 +191,69 @@ def test_flags_that_changed_are_told_when_a_run_is_resumed(tmp_path: Path, capsy
     config = TrainConfig(ckpt=Ckpt(output_dir=str(tmp_path), max_num=2, resume=True), train=Train(max_steps=6))
     RunFolder(config).claim()
     assert capsys.readouterr().out == "--ckpt.resume: --train.max_steps was 0, is 6\n"
+
+
+@pytest.mark.parametrize("damage", ["torn", "missing"])
+def test_an_older_checkpoint_that_is_damaged_stops_nothing(damage: str, tmp_path: Path) -> None:
+    """A resumed run verifies the newest alone, so it may find an older one unreadable when it asks what to keep."""
+    run = folder(tmp_path)
+    for step in (3, 4):
+        run.save_checkpoint(step, {"step": step}, writer("state"))
+    state = tmp_path / "checkpoints" / "step_3" / "state.json"
+    state.write_text('{"st') if damage == "torn" else state.unlink()
+    assert unclaimed(tmp_path, resume=True).checkpoint_states() == [{"step": 4}]
+
+
+def test_a_run_without_its_config_is_a_run_all_the_same(tmp_path: Path) -> None:
+    """Else a fresh run would write among the old checkpoints, and the first that it makes would be the oldest."""
+    folder(tmp_path).save_checkpoint(7, {"step": 7}, writer("state"))
+    (tmp_path / "config.yaml").unlink()
+    with pytest.raises(ValueError, match=r"already holds a run: add --ckpt.resume or --ckpt.overwrite"):
+        folder(tmp_path)
+    folder(tmp_path, resume=True)
+    (tmp_path / "config.yaml").unlink()
+    folder(tmp_path, overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "lock"]
+
+
+def test_a_saved_config_that_is_torn_is_told_and_written_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder(tmp_path).save_checkpoint(1, {"step": 1}, writer("state"))
+    whole = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(whole[:40] + "\n[")
+    folder(tmp_path, resume=True)
+    told = capsys.readouterr().out
+    assert f"--ckpt.resume: {tmp_path}/config.yaml: not valid YAML" in told
+    assert "so which flags changed can't be told" in told
+    assert (tmp_path / "config.yaml").read_text() == whole.replace("resume: false", "resume: true")
+
+
+def _hold(path: Path, ready, done) -> None:
+    run = folder(path, resume=True)
+    ready.set()
+    done.wait(60)
+    assert run.path == path  # the lock lasts as long as its run
+
+
+def test_a_folder_in_which_a_run_is_going_is_refused(tmp_path: Path) -> None:
+    """Two runs in one folder would mix their metrics and remove each other's checkpoints."""
+    fork = multiprocessing.get_context("fork")
+    ready, done = fork.Event(), fork.Event()
+    other = fork.Process(target=_hold, args=(tmp_path, ready, done))
+    early = unclaimed(tmp_path, resume=True)  # looked at the folder before the other run took it
+    other.start()
+    try:
+        assert ready.wait(60)
+        before = (tmp_path / "config.yaml").read_bytes()
+        told = rf"--ckpt.output_dir {tmp_path}: a run is going on in it \(process {other.pid} on \S+\): wait until it"
+        for options in ({"resume": True}, {"overwrite": True}, {}):
+            with pytest.raises(ValueError, match=told):
+                unclaimed(tmp_path, **options)
+        with pytest.raises(ValueError, match=told):
+            early.claim()
+        assert (tmp_path / "config.yaml").read_bytes() == before
+    finally:
+        done.set()
+        other.join(60)
+    folder(tmp_path, resume=True)  # a run that ended, however it did, leaves nothing in the way

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from speechrl.config import TrainConfig
+from speechrl.config import SftConfig, TrainConfig
 from speechrl.data.mix import MixedLoader
+from speechrl.faults import RunError
 from speechrl.saving import Saver
 from speechrl.sections import Actor, Ckpt, Ds, Eval, Tracking
 from speechrl.tracking import Tracker
+from speechrl.training.checksums import seal
 from speechrl.training.run_folder import RunFolder
 from speechrl.types import Utterance
 
@@ -89,6 +94,59 @@ def test_another_run_s_checkpoint_is_refused_with_both_fingerprints(changes: dic
     with pytest.raises(ValueError, match=told):
         start(tmp_path, **changes)
     assert (tmp_path / "config.yaml").read_bytes() == before  # a refusal changes nothing
+
+
+def test_a_checkpoint_of_the_other_command_is_refused(tmp_path: Path) -> None:
+    """Of the same model, data and batch size: GRPO would go on at SFT's step, with its loader and its scheduler."""
+    steps(tmp_path, {1: 0.5})
+    config = SftConfig(ckpt=Ckpt(output_dir=str(tmp_path), resume=True), tracking=Tracking(tensorboard=False))
+    loader = MixedLoader([[Utterance(f"u{index}", f"{index}") for index in range(6)]], (), 2, 0, True, "--x")
+    told = r"--ckpt.resume: the checkpoint was written with another value of the command: speechrl train there"
+    with pytest.raises(ValueError, match=told):
+        Saver(config, RunFolder(config), Policy(), loader, "aa")  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_from_before_the_command_was_kept_is_taken(tmp_path: Path) -> None:
+    steps(tmp_path, {1: 0.5})
+    path = tmp_path / "checkpoints" / "step_1"
+    state = json.loads((path / "state.json").read_text())
+    del state["fingerprint"]["command"]
+    (path / "state.json").write_text(json.dumps(state))
+    (path / "manifest.json").unlink()
+    seal(path)
+    assert start(tmp_path)[3] == 1
+
+
+@pytest.mark.parametrize("save_steps", [100, 0])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_the_step_end_and_saves_it(number: signal.Signals, save_steps: int, tmp_path: Path) -> None:
+    """A queue that takes the machine back sends SIGTERM, a user presses Ctrl-C: the steps since the last checkpoint
+    must not be lost. A second signal does what it always did.
+    """
+    before = signal.getsignal(number)
+    saver, policy, _, _ = start(tmp_path, ckpt=Ckpt(output_dir=str(tmp_path), save_steps=save_steps, save_hf=False))
+    how = "--ckpt.resume continues there" if save_steps else "nothing is saved without --ckpt.save_steps"
+    done = []
+    with pytest.raises(RunError, match=rf"^stopped by {number.name} after step 2: {how}$"), saver.rescuing():
+        for policy.number in (1, 2, 3):
+            if policy.number == 2:
+                os.kill(os.getpid(), number)
+                assert signal.getsignal(number) == before
+            done.append(policy.number)
+            saver.after_step(policy.number, {}, last=False)
+    assert done == [1, 2]
+    assert signal.getsignal(number) == before
+    folders = [path.name for path in (tmp_path / "checkpoints").glob("*")]
+    assert folders == (["step_2"] if save_steps else [])
+
+
+def test_a_signal_in_the_last_step_changes_nothing(tmp_path: Path) -> None:
+    saver, policy, _, _ = start(tmp_path)
+    with saver.rescuing():
+        os.kill(os.getpid(), signal.SIGTERM)
+        policy.number = 1
+        saver.after_step(1, {}, last=True)
+    assert saver.result == tmp_path / "hf" / "step_1"
 
 
 def exports(path: Path) -> list[str]:

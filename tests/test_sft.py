@@ -16,7 +16,7 @@ from speechrl.models.prompts import PromptBuilder
 from speechrl.ports import free_socket_port
 from speechrl.saving import Saver
 from speechrl.sections import Actor, Adam, Ckpt, Data, Ds, Eval, Sft, Train
-from speechrl.sft import rates_of
+from speechrl.sft import ended, rates_of
 from speechrl.training.batch import Packing, Row, collate
 from speechrl.training.policy import Place, PolicyRank
 
@@ -160,6 +160,29 @@ def test_training_stops_after_evaluations_without_a_better_one() -> None:
         stops.append(saver.runs_stale(metrics, config.sft.patience))
         saver.after_step(step, metrics, last=False)
     assert stops == [False, False, False, False, False, True, False]
+
+
+def test_a_resumed_run_that_had_stopped_stays_stopped() -> None:
+    """What runs again until it ends, as queues do, would else train on to the last step."""
+    config = SftConfig(
+        eval=Eval(dataset=("dev=d",), steps=1, best_metric="eval/dev/cer"),
+        ckpt=Ckpt(save_hf=False),
+        train=Train(max_steps=9),
+        sft=Sft(patience=2),
+    )
+    saver = Saver(config, _Stand(), _Stand(), None, "digest")  # type: ignore[arg-type]
+    ends = []
+    for saver.num_stale in range(4):
+        ends.append(ended(config, 3, 9, saver))
+    assert ends == [False, False, True, True]
+    saver.num_stale = 0
+    assert ended(config, 9, 9, saver)
+    patient = config.model_copy(update={"sft": Sft(patience=5)})  # to go on, raise it
+    saver.num_stale = 3
+    assert not ended(patient, 3, 9, saver)
+    assert [saver.runs_stale({"eval/dev/cer": 1.0}, number) for number in (0, 3, 4, 5)] == [False, False, False, False]
+    saver.best = [(0.5, 1)]
+    assert [saver.runs_stale({"eval/dev/cer": 1.0}, number) for number in (0, 3, 4, 5)] == [False, True, True, False]
 
 
 REFUSED = {

@@ -2,11 +2,14 @@ import io
 import json
 import logging
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from speechrl.tracking import Tracker
+from speechrl.faults import RunError
+from speechrl.sections import Tracking
+from speechrl.tracking import Tracker, check_backends
 from speechrl.types import Group, Prompt, Rollout, Scores, Utterance
 
 
@@ -81,6 +84,32 @@ def test_rewind_drops_a_line_cut_short_and_refuses_other_rubbish(tmp_path):
     assert path.read_bytes() == b'{"step": 1}\nrubbish\n{"step": 2}\n'
 
 
+@pytest.mark.parametrize("line", ["5", "[1]", '{"a": 1}', '{"step": "2"}', '{"step": null}', '{"step": true}'])
+def test_rewind_names_a_line_that_is_of_no_step(line, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{line}\n')
+    with pytest.raises(ValueError, match=r"metrics.jsonl:2 has no `step` that is a number; repair or remove the line"):
+        make(tmp_path).rewind(5)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_told_with_the_file(tmp_path, monkeypatch):
+    told = r"{} can't be written \(No space left on device\): make room; --ckpt.resume continues from the last checkp"
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        (tmp_path / name).symlink_to("/dev/full")
+    tracker = make(tmp_path)
+    with pytest.raises(RunError, match=told.format(tmp_path / "metrics.jsonl")):
+        tracker.log(1, {"x": 1})
+    with pytest.raises(RunError, match=told.format(tmp_path / "samples.jsonl")):
+        tracker.sample_table(1, [group()], [Scores((1.0, 0.0))], [(0.5, -0.5)])
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / "metrics.tmp").symlink_to("/dev/full")
+    with pytest.raises(RunError, match=told.format(tmp_path / "metrics.jsonl")):
+        tracker.rewind(5)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
+
+
 def test_rewind_of_a_new_folder_does_nothing(tmp_path):
     make(tmp_path).rewind(1)
     assert list(tmp_path.iterdir()) == []
@@ -143,6 +172,8 @@ def test_tensorboard_holds_the_numbers_and_forgets_rewound_steps(tmp_path):
 
 def test_backends_that_are_not_installed_name_their_flag(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ValueError, match=r"--tracking.wandb_project is 'speech'.*install `wandb`"):
+        check_backends(Tracking(wandb_project="speech", tensorboard=False))
     with pytest.raises(ValueError, match=r"--tracking.wandb_project is 'speech'.*install `wandb`"):
         make(tmp_path, wandb_project="speech")
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)

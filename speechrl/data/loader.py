@@ -131,7 +131,17 @@ def _fingerprint(utterances: Sequence[Utterance]) -> str:
             "\0".join(utterance.keywords),
             json.dumps(utterance.metadata, sort_keys=True, default=str),
             f"{PurePath(audio.path).name}[{audio.row}]" if audio else "",
+            *_rare_parts(utterance),
         )
         for part in parts:
             digest.update(f"{len(part)}:{part}".encode())  # lengths keep ("ab", "c") and ("a", "bc") apart
     return f"{len(utterances)}-{digest.hexdigest()[:16]}"
+
+
+def _rare_parts(utterance: Utterance) -> list[str]:
+    """What few manifests say: nothing of the others, whose fingerprints stay as they are in older checkpoints."""
+    audio, speaker = utterance.audio, utterance.speaker
+    segment = [f"segment {audio.start_s} {audio.length_s}"] if audio and audio.start_s is not None else []
+    codes = [f"codes {utterance.codes}"] if utterance.codes else []
+    voice = [f"speaker {PurePath(speaker.audio.path).name}", speaker.text, str(speaker.codes)] if speaker else []
+    return segment + codes + voice

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 30.0
 LONGEST_REST_S = 120.0  # of what a server's Retry-After may ask for
+OF_THE_WIRE = ("content-encoding", "content-length", "transfer-encoding")  # undone once an answer is read
 BODY_CHARS = 300  # of a server's answer, in messages
 
 
@@ -69,7 +70,7 @@ class Transport:
                 if self._closed.wait(wait_s):
                     raise RewardError(f"the reward client was closed while retrying ({fault})")
             try:
-                response = self._http.post(url, content=body)
+                response = self._post(url, body)
             except httpx.RequestError as error:  # of the transport, or an answer that is not encoded as it says
                 fault = f"POST {url} failed: {self._explain(error)}"
                 continue
@@ -81,6 +82,20 @@ class Transport:
             rests_until[url] = time.monotonic() + rest_s(response.headers.get("retry-after", ""), datetime.now(UTC))
         tries = self._max_retries + 1
         raise RewardError(f"no reward after {tries} tries; the last: {fault} ({name_samples(request.ids)})")
+
+    def _post(self, url: str, body: bytes) -> httpx.Response:
+        """The whole answer within --reward.timeout_s. httpx bounds each read alone, so that an answer which comes byte
+        by byte would hold the run for ever.
+        """
+        ends = time.monotonic() + self._timeout_s
+        parts = []
+        with self._http.stream("POST", url, content=body) as response:
+            for part in response.iter_bytes():
+                parts.append(part)
+                if time.monotonic() > ends:
+                    raise httpx.ReadTimeout("the answer comes too slowly", request=response.request)
+        headers = {name: value for name, value in response.headers.items() if name not in OF_THE_WIRE}
+        return httpx.Response(response.status_code, headers=headers, content=b"".join(parts), request=response.request)
 
     def probe(self, url: str) -> None:
         """Asks for /health beside the reward's path. RewardError unless the server answers.
@@ -150,11 +165,20 @@ def rest_s(retry_after: str, now: datetime) -> float:
 
 def _decode(response: httpx.Response, url: str, request: RewardRequest) -> Any:
     try:
-        return json.loads(response.text, parse_constant=_refuse_constant)
+        answer = json.loads(response.text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise RewardError(
             f"{url}: the answer is not JSON ({error}): {response.text[:BODY_CHARS]!r} ({name_samples(request.ids)})"
         ) from error
+    if "\\ud" in response.text or "\\uD" in response.text:  # UTF-8 has no surrogates; an escape may be one
+        try:
+            json.dumps(answer, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise RewardError(
+                f"{url}: the answer holds {error.object[error.start]!r}, half of a surrogate pair, which no file "
+                f"could hold ({name_samples(request.ids)})"
+            ) from None
+    return answer
 
 
 def _refuse_constant(name: str) -> None:

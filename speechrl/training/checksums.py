@@ -45,9 +45,13 @@ def fault_of(folder: Path) -> str:
         if path.stat().st_size != size:
             return f"{name} has {path.stat().st_size} bytes, {size} were written"
     with ThreadPoolExecutor(THREADS) as threads:
-        for name, digest in zip(expected, threads.map(lambda name: _digest(folder / name), expected), strict=True):
-            if digest != expected[name][1]:
+        found = {name: threads.submit(_digest, folder / name) for name in expected}
+    for name, digest in found.items():
+        try:
+            if digest.result() != expected[name][1]:
                 return f"the checksum of {name} is not the one that was written"
+        except OSError as error:  # the disk itself has lost it
+            return f"{name} can't be read: {error.strerror}"
     return ""
 
 

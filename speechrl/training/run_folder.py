@@ -1,6 +1,6 @@
 """The folder of a run: config, checkpoints, exports. Everything is written beside and renamed.
 
-config.yaml  metrics.jsonl  samples.jsonl  tensorboard/
+config.yaml  metrics.jsonl  samples.jsonl  tensorboard/  lock
 rollouts/step_N.jsonl.gz  (--tracking.save_rollouts)
 checkpoints/step_N/{deepspeed/, random_RANK.json, state.json, manifest.json}
 hf/step_N/  hf/last -> step_N  hf/best -> step_M
@@ -8,6 +8,7 @@ hf/step_N/  hf/last -> step_N  hf/best -> step_M
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -16,17 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from speechrl.config import Common, changed_flags, dump
-from speechrl.faults import RunError
+from speechrl.faults import RunError, writing
 from speechrl.models.resources import amount
 from speechrl.sections import Ckpt
+from speechrl.training import run_lock
 from speechrl.training.checksums import fault_of, seal, sync_folder
 
 
 class RunFolder:
     """Paths and clean-up of one run.
 
-    Raises ValueError when the folder can't be written, or already holds a run and neither --ckpt.resume nor
-    --ckpt.overwrite is given. Nothing is written or removed before `claim`.
+    Raises ValueError when the folder can't be written, when a run is going on in it, or when it already holds a run and
+    neither --ckpt.resume nor --ckpt.overwrite is given. Nothing is written or removed before `claim`.
     """
 
     def __init__(self, config: Common):
@@ -36,10 +38,9 @@ class RunFolder:
         parent = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
             raise ValueError(f"--ckpt.output_dir {self.path}: {parent} is not a folder that can be written")
+        self._refuse_second(run_lock.holder_of(self.path))
         # a run that ended before its first step left a config alone: nothing that could be lost
-        self._used = (self.path / "config.yaml").exists() and any(
-            (self.path / name).exists() for name in ("checkpoints", "hf", "metrics.jsonl")
-        )
+        self._used = any((self.path / name).exists() for name in ("checkpoints", "hf", "metrics.jsonl"))
         if self._used and not config.ckpt.resume and not config.ckpt.overwrite:
             raise ValueError(
                 f"--ckpt.output_dir {self.path} already holds a run: add --ckpt.resume or --ckpt.overwrite"
@@ -47,7 +48,17 @@ class RunFolder:
         self._damaged: list[Path] = []
 
     def claim(self) -> None:
-        """Make the folder this run's: once everything that can be checked was checked, and the ranks have started."""
+        """Make the folder this run's: once everything that can be checked was checked, and the ranks have started.
+
+        Raises ValueError where another run has taken it since.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"--ckpt.output_dir {self.path} can't be made: {error.strerror}") from error
+        self._lock = run_lock.take(self.path)  # held until this process ends
+        if self._lock is None:
+            self._refuse_second(run_lock.holder_of(self.path) or "of another process")
         if self._used and self.options.overwrite and not self.options.resume:
             for name in ("checkpoints", "hf", "tensorboard", "profile", "rollouts", "audio"):
                 shutil.rmtree(self.path / name, ignore_errors=True)
@@ -59,16 +70,29 @@ class RunFolder:
             path.rename(aside)
         for path in (self.path / "checkpoints").glob("step_*.partial*"):  # of an attempt that was killed
             shutil.rmtree(path, ignore_errors=True)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"--ckpt.output_dir {self.path} can't be made: {error.strerror}") from error
         saved = self.path / "config.yaml"
         if self._used and self.options.resume:
-            for change in changed_flags(saved, self._config):
-                if not change.startswith("--ckpt."):
-                    print(f"--ckpt.resume: {change}", flush=True)
-        dump(self._config, saved)
+            self._tell_changes(saved)
+        with writing(saved):
+            dump(self._config, saved)
+
+    def _refuse_second(self, holder: str) -> None:
+        if holder:
+            raise ValueError(
+                f"--ckpt.output_dir {self.path}: a run is going on in it ({holder}): wait until it has ended, or give "
+                "another folder"
+            )
+
+    def _tell_changes(self, saved: Path) -> None:
+        """A saved config that can't be read stops nothing: the checkpoint has what must be the same."""
+        try:
+            changes = changed_flags(saved, self._config)
+        except ValueError as error:
+            print(f"--ckpt.resume: {error}; so which flags changed can't be told", flush=True)
+            return
+        for change in changes:
+            if not change.startswith("--ckpt."):
+                print(f"--ckpt.resume: {change}", flush=True)
 
     def newest_checkpoint(self) -> tuple[Path, dict[str, Any]] | None:
         """(folder, driver state) of the newest whole checkpoint, or None where there is none at all.
@@ -157,8 +181,12 @@ class RunFolder:
         return path if path.exists() else None
 
     def checkpoint_states(self) -> list[dict[str, Any]]:
-        """The driver states of the checkpoints that are kept."""
-        return [json.loads((path / "state.json").read_text()) for path in _steps(self.path / "checkpoints")]
+        """The driver states of the checkpoints that are kept, but for those that no run could start from."""
+        found = []
+        for path in _steps(self.path / "checkpoints"):
+            with contextlib.suppress(OSError, ValueError):  # only the newest ones were verified
+                found.append(json.loads((path / "state.json").read_text()))
+        return found
 
     def _has_link(self, name: str) -> bool:
         return (self.path / "hf" / name).exists()
@@ -181,7 +209,7 @@ def newest_whole(folder: Path, damaged: list[Path] | None = None) -> Path | None
     and adds them to `damaged`.
     """
     for path in reversed(_steps(folder)):
-        fault = fault_of(path)
+        fault = fault_of(path) or ("" if (path / "state.json").is_file() else "state.json is missing")
         if not fault:
             return path
         print(f"warning: checkpoint {path} is damaged ({fault}): it is passed over", flush=True)
