@@ -22,6 +22,7 @@ from speechrl.reward.client import RewardClient
 from speechrl.rollout_log import RolloutLog
 from speechrl.saving import Saver
 from speechrl.tracking import Tracker
+from speechrl.training.fingerprint import Found, resumable
 from speechrl.training.group import feature_cache_metrics
 from speechrl.training.run_folder import RunFolder
 from speechrl.types import Utterance
@@ -38,6 +39,7 @@ class Inputs:
     reward: RewardClient
     run: RunFolder
     total_steps: int
+    found: Found | None  # what --ckpt.resume goes on from
 
 
 def prepare(config: TrainConfig) -> Inputs:
@@ -50,12 +52,13 @@ def prepare(config: TrainConfig) -> Inputs:
     builder = preflight(config, {**dict(zip(config.data.prompt_dataset, sources, strict=True)), **sets})
     total_steps = config.train.max_steps or config.train.num_episodes * loader.num_batches_per_epoch
     run = RunFolder(config)
+    found = resumable(config, run, loader)
     reward = RewardClient.from_options(config.reward)
     reward.probe()
     print(*check_resources(config), try_reward(reward, builder, sources[0][0], config), sep="\n", flush=True)
     if config.rollout.top_p < 1 or config.rollout.top_k:
         print("warning: --rollout.top_p and top_k truncate: recorded log-probs are not the policy's own", flush=True)
-    return Inputs(loader, sets, reward, run, total_steps)
+    return Inputs(loader, sets, reward, run, total_steps, found)
 
 
 def train(config: TrainConfig) -> Path:
@@ -68,7 +71,7 @@ def train(config: TrainConfig) -> Path:
         reference = start_reference(config, policy)
         engine = start_engine(config, policy)
         facts = stages.announce(policy.describe()[0], config.train)
-        saver = Saver(config, run, policy, loader, facts["model_digest"])
+        saver = Saver(config, run, policy, loader, facts["model_digest"], inputs.found)
         run.claim()
         tracker = Tracker.from_options(config.tracking, run.path, config.model_dump(mode="json"), total_steps)
         first_step = saver.resume(tracker)

@@ -27,6 +27,7 @@ from speechrl.rollout.vllm_api import require_vllm
 from speechrl.sections import Data
 from speechrl.settings import named_paths
 from speechrl.tracking import check_backends
+from speechrl.training.fingerprint import resumable
 from speechrl.training.inference import pick_device
 from speechrl.training.run_folder import RunFolder
 from speechrl.training.weight_sync import engine_class
@@ -157,9 +158,13 @@ def _check_slowing(data: Data, builder: PromptBuilder) -> None:
 def check(config: CheckConfig) -> list[str]:
     """`speechrl check`: one line per thing that was verified. Raises ValueError at the first that is wrong."""
     lines = []
-    RunFolder(config)  # may the run have its folder?
+    run = RunFolder(config)  # may the run have its folder?
     sources = read_sources(config.data)
-    MixedLoader.from_options(sources, config.data, config.rollout.batch_size, config.train.seed, "--rollout.batch_size")
+    loader = MixedLoader.from_options(
+        sources, config.data, config.rollout.batch_size, config.train.seed, "--rollout.batch_size"
+    )
+    if found := resumable(config, run, loader):
+        lines.append(f"checkpoint: {found[0]}")
     train = {f"training set {index + 1}": source for index, source in enumerate(sources)}
     sets: dict[str, Sequence[Utterance]] = {**train, **read_sets(config.eval, config.data)}
     for name, utterances in sets.items():

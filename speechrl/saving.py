@@ -13,25 +13,16 @@ import ray
 from ray.exceptions import RayError
 
 from speechrl import signals
-from speechrl.config import Common, SftConfig
+from speechrl.config import Common
 from speechrl.faults import RunError, StepRefused
 from speechrl.tracking import Tracker, step_lines
 from speechrl.training import streams
+from speechrl.training.fingerprint import Found, fingerprint_of, refuse_another
 from speechrl.training.group import PolicyGroup
 from speechrl.training.run_folder import RunFolder
 from speechrl.watch import Watch
 
 RESCUE_S = 60.0  # ranks that don't answer in this time are stuck, and nothing more can be saved
-# What a checkpoint and the run that continues it must have in common, beside the data: its name in messages.
-FINGERPRINT = {
-    "command": "the command",
-    "model_digest": "the model of --actor.model_name_or_path (SHA-256 of its config and weights)",
-    "num_ranks": "--actor.num_ranks",
-    "zero_stage": "--ds.zero_stage",
-    "param_dtype": "--ds.param_dtype",
-    "freeze": "--actor.freeze",
-    "ctc": "an auxiliary CTC head (--sft.ctc_weight above 0)",
-}
 
 
 @dataclass(frozen=True)
@@ -46,21 +37,15 @@ class Finished:
 class Saver:
     """Checkpoints and exports of a run, and the best values of --eval.best_metric.
 
-    Raises ValueError when --ckpt.resume finds the checkpoint of another run: other data, model, ranks. Nothing is
-    written before `resume`.
+    found: what `resumable` gave. Raises ValueError when the checkpoint is of another model. Nothing is written before
+    `resume`.
     """
 
-    def __init__(self, config: Common, run: RunFolder, policy: PolicyGroup, loader: Any, model_digest: str):
+    def __init__(
+        self, config: Common, run: RunFolder, policy: PolicyGroup, loader: Any, model_digest: str, found: Found | None
+    ):
         self.config, self.run, self.policy, self.loader = config, run, policy, loader
-        self.fingerprint = {
-            "command": "speechrl sft" if isinstance(config, SftConfig) else "speechrl train",
-            "model_digest": model_digest,
-            "num_ranks": config.actor.num_ranks,
-            "zero_stage": config.ds.zero_stage,
-            "param_dtype": config.ds.param_dtype,
-            "freeze": sorted(config.actor.freeze),
-            "ctc": bool(getattr(getattr(config, "sft", None), "ctc_weight", 0)),
-        }
+        self.fingerprint = fingerprint_of(config) | {"model_digest": model_digest}
         self.best: list[tuple[float, int]] = []  # (value, step), the best first
         self.watch = Watch(config.train.max_skipped_steps)
         self.num_stale = 0  # evaluations since the best one
@@ -68,14 +53,12 @@ class Saver:
         self._save_s = 0.0
         self._finished: Finished | None = None
         self._signal = ""  # that asked the run to stop
-        self._found = run.newest_checkpoint() if config.ckpt.resume else None
-        if self._found is not None:
-            state = self._found[1]
-            _refuse_another(state["fingerprint"], self.fingerprint)
-            loader.load_state_dict(state["loader"])
+        self._found = found
+        if found is not None:
+            refuse_another(found[1]["fingerprint"], self.fingerprint)
 
     def resume(self, tracker: Tracker) -> int:
-        """Take over what `__init__` found; return the step to do next (0 for a fresh run)."""
+        """Take over what was found; return the step to do next (0 for a fresh run)."""
         streams.seed(self.config.train.seed)  # a reward file in this process may draw from them
         if not self.config.ckpt.resume:
             return 0
@@ -216,15 +199,3 @@ class Saver:
             print(f"nothing more could be saved after {type(error).__name__}: {second}", flush=True)
             return
         print(f"saved step {done.step} before the run stops: --ckpt.resume continues there", flush=True)
-
-
-def _refuse_another(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    for key, name in FINGERPRINT.items():
-        if key == "command" and key not in saved:  # a checkpoint may be older than it
-            continue
-        if saved.get(key) != here[key]:
-            raise ValueError(
-                f"--ckpt.resume: the checkpoint was written with another value of {name}: {saved.get(key)} there, "
-                f"{here[key]} here. Resume with the checkpoint's; to change it, start a new run from an export "
-                "(hf/ in the run's folder, or `speechrl export`)"
-            )

@@ -18,6 +18,7 @@ from speechrl.models.resources import check_resources
 from speechrl.preflight import preflight
 from speechrl.saving import Saver
 from speechrl.tracking import Tracker
+from speechrl.training.fingerprint import resumable
 from speechrl.training.group import feature_cache_metrics
 from speechrl.training.run_folder import RunFolder
 
@@ -34,11 +35,12 @@ def sft(config: SftConfig) -> Path:
     preflight(config, {**dict(zip(config.data.prompt_dataset, sources, strict=True)), **sets})
     total_steps = config.train.max_steps or config.train.num_episodes * loader.num_batches_per_epoch
     run = RunFolder(config)
+    found = resumable(config, run, loader)
     print(*check_resources(config), sep="\n", flush=True)
     with cluster(config.ray, config.actor.num_ranks), ExitStack() as stack:
         policy = start_policy(config, ctc_units(sources) if config.sft.ctc_weight else None)
         facts = stages.announce(policy.describe()[0])
-        saver = Saver(config, run, policy, loader, facts["model_digest"])
+        saver = Saver(config, run, policy, loader, facts["model_digest"], found)
         run.claim()
         tracker = Tracker.from_options(config.tracking, run.path, config.model_dump(mode="json"), total_steps)
         step = saver.resume(tracker)

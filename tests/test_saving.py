@@ -18,6 +18,7 @@ from speechrl.saving import Saver
 from speechrl.sections import Actor, Ckpt, Ds, Eval, Tracking
 from speechrl.tracking import Tracker
 from speechrl.training.checksums import seal
+from speechrl.training.fingerprint import resumable
 from speechrl.training.run_folder import RunFolder
 from speechrl.types import Utterance
 
@@ -49,7 +50,7 @@ def start(path: Path, digest: str = "aa", texts: str = "", **sections: Any) -> t
     utterances = [Utterance(f"u{index}", f"{texts}{index}") for index in range(6)]
     loader = MixedLoader([utterances], (), 2, 0, True, "--rollout.batch_size")
     policy, run = Policy(), RunFolder(config)
-    saver = Saver(config, run, policy, loader, digest)  # type: ignore[arg-type]
+    saver = Saver(config, run, policy, loader, digest, resumable(config, run, loader))  # type: ignore[arg-type]
     run.claim()
     tracker = Tracker.from_options(config.tracking, run.path, {}, 9)
     return saver, policy, loader, saver.resume(tracker)
@@ -103,7 +104,7 @@ def test_a_checkpoint_of_the_other_command_is_refused(tmp_path: Path) -> None:
     loader = MixedLoader([[Utterance(f"u{index}", f"{index}") for index in range(6)]], (), 2, 0, True, "--x")
     told = r"--ckpt.resume: the checkpoint was written with another value of the command: speechrl train there"
     with pytest.raises(ValueError, match=told):
-        Saver(config, RunFolder(config), Policy(), loader, "aa")  # type: ignore[arg-type]
+        resumable(config, RunFolder(config), loader)
 
 
 def test_a_checkpoint_from_before_the_command_was_kept_is_taken(tmp_path: Path) -> None:

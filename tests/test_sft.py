@@ -153,7 +153,7 @@ def test_training_stops_after_evaluations_without_a_better_one() -> None:
         ckpt=Ckpt(save_hf=False),
         sft=Sft(patience=2),
     )
-    saver = Saver(config, _Stand(), _Stand(), None, "digest")  # type: ignore[arg-type]
+    saver = Saver(config, _Stand(), _Stand(), None, "digest", None)  # type: ignore[arg-type]
     stops = []
     for step, value in enumerate([0.5, 0.6, 0.4, 0.41, None, 0.4, 0.3], start=1):
         metrics = {} if value is None else {"eval/dev/cer": value}
@@ -170,7 +170,7 @@ def test_a_resumed_run_that_had_stopped_stays_stopped() -> None:
         train=Train(max_steps=9),
         sft=Sft(patience=2),
     )
-    saver = Saver(config, _Stand(), _Stand(), None, "digest")  # type: ignore[arg-type]
+    saver = Saver(config, _Stand(), _Stand(), None, "digest", None)  # type: ignore[arg-type]
     ends = []
     for saver.num_stale in range(4):
         ends.append(ended(config, 3, 9, saver))
