@@ -29,7 +29,7 @@ def noisy(utterance: Utterance, name: str, snr_db: float, options: argparse.Name
     """The utterance at one level, its audio written to a file."""
     assert utterance.audio is not None
     draw = Augment(
-        noise=tuple(options.noise), noise_share=1.0, snr_db=(snr_db, snr_db), telephone_share=options.telephone
+        noise=tuple(options.noise), noise_share=1.0, snr_db=(snr_db, snr_db), telephone_share=float(options.telephone)
     )
     changed = Augmenter(draw, float("inf"), options.seed)(replace(utterance, id=name), epoch=0)
     assert changed.augmentation is not None
