@@ -36,6 +36,7 @@ from speechrl.sections import (
     Vllm,
 )
 from speechrl.training.checksums import seal
+from speechrl.training.fingerprint import fingerprint_of
 
 GOOD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0] * len(queries)}\n"
 
@@ -64,6 +65,26 @@ def test_what_fits_is_said_line_by_line(qwen3_asr: str, noise_manifest: str, tmp
     assert lines[1].startswith("model: qwen3_asr, ")
     assert lines[2] == "audio: 12 files decoded"
     assert lines[4] == "reward: 1.0 for the reference of n0"
+
+
+def test_a_checkpoint_of_another_run_is_refused_before_anything_starts(
+    qwen3_asr: str, noise_manifest: str, tmp_path: Path
+) -> None:
+    options = config(qwen3_asr, noise_manifest, tmp_path)
+    options = options.model_copy(update={"ckpt": options.ckpt.model_copy(update={"resume": True})})
+    kept = fingerprint_of(options) | {"model_digest": "looked at once it is loaded"}
+    other = {"loaders": [{"fingerprint": "of other data"}]}
+    for number, changed, told in (
+        (1, {"num_ranks": 3}, "another value of --actor.num_ranks: 3 there, 1 here"),
+        (2, {}, "the data changed: its fingerprint was of other data"),
+    ):
+        step = Path(options.ckpt.output_dir) / "checkpoints" / f"step_{number}"
+        step.mkdir(parents=True)
+        state = {"step": number, "fingerprint": kept | changed, "loader": other}
+        (step / "state.json").write_text(json.dumps(state))
+        seal(step)
+        with pytest.raises(ValueError, match=told):
+            check(options)
 
 
 def test_parts_from_several_files_are_tried(qwen3_asr: str, noise_manifest: str, tmp_path: Path) -> None:
