@@ -92,9 +92,19 @@ def test_no_token_is_told_or_kept(
     assert SECRET not in (tmp_path / "config.yaml").read_text()
 
 
-def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
-    with pytest.raises(
-        ValueError, match=r"a URL with a user or a password; give a token with --reward.token_env"
-    ) as told:
-        RewardClient.from_options(Reward(remote_url=(f"http://me:{SECRET}@host:5000/get_reward",)))
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        (f"http://me:{SECRET}@host:5000/get_reward", "a user or a password"),
+        (f"http://host:5000/get_reward?v=1&api_key={SECRET}", "a secret in it"),
+        (f"http://host:5000/get_reward?Token={SECRET}", "a secret in it"),
+    ],
+)
+def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str, what: str) -> None:
+    with pytest.raises(ValueError, match=rf"a URL with {what}; give a token with --reward.token_env") as told:
+        RewardClient.from_options(Reward(remote_url=(url,)))
     assert SECRET not in str(told.value)
+
+
+def test_a_harmless_query_is_taken() -> None:
+    RewardClient.from_options(Reward(remote_url=("http://host:5000/get_reward?set=dev&monkey=1",))).close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import httpx
@@ -13,6 +14,10 @@ from speechrl.reward.recipe import SUFFIXES
 from speechrl.reward.transport import FIRST_BACKOFF_S, Transport
 from speechrl.sections import Reward
 from speechrl.types import Group, Scores
+
+SECRET = re.compile(
+    r"(?:^|[&_-])(?:api|access|auth)?[_-]?(?:token|key|secret|password|auth)=", re.IGNORECASE
+)  # in a query
 
 
 class RewardClient:
@@ -98,6 +103,8 @@ def _names_file(name: str, places: Sequence[str]) -> bool:
     """True for one .py or .yaml file, False for http(s) URLs, ValueError for anything else."""
     if len(places) == 1 and places[0].endswith((".py", *SUFFIXES)) and "://" not in places[0]:
         return True
+    if any(SECRET.search(place.partition("?")[2]) for place in places):
+        raise ValueError("--reward.remote_url: a URL with a secret in it; give a token with --reward.token_env")
     if places and all(_is_http(place) for place in places):
         return False
     if any("@" in place.partition("://")[2].partition("/")[0] for place in places):
