@@ -15,7 +15,8 @@ from speechrl.reward.transport import FIRST_BACKOFF_S, Transport
 from speechrl.sections import Reward
 from speechrl.types import Group, Scores
 
-SECRET = re.compile(
+# the name of a secret in a URL's query
+SECRET = re.compile(r"(?:^|[&_-])(?:api|access|auth)?[_-]?(?:token|key|secret|password|auth)=", re.IGNORECASE)
     r"(?:^|[&_-])(?:api|access|auth)?[_-]?(?:token|key|secret|password|auth)=", re.IGNORECASE
 )  # in a query
 
