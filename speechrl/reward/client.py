@@ -17,8 +17,6 @@ from speechrl.types import Group, Scores
 
 # the name of a secret in a URL's query
 SECRET = re.compile(r"(?:^|[&_-])(?:api|access|auth)?[_-]?(?:token|key|secret|password|auth)=", re.IGNORECASE)
-    r"(?:^|[&_-])(?:api|access|auth)?[_-]?(?:token|key|secret|password|auth)=", re.IGNORECASE
-)  # in a query
 
 
 class RewardClient:
