@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import WhisperFeatureExtractor
 
+from speechrl import disk
 from speechrl.data.audio import load_audio, write_wav
 from speechrl.models.export import write_folder
 from speechrl.models.family import whisper_features
-from speechrl.models.load import encoder_digest, freeze_roles, load_model, role_of
+from speechrl.models.load import encoder_digest, freeze_roles, load_model, read_family, role_of
 from speechrl.rollout.engine import Sampling
 from speechrl.sections import Runtime, Selection, Train
 from speechrl.training.batch import Packing, Row, collate
@@ -214,6 +216,25 @@ def test_freezing_matrices_leaves_the_norms_of_the_other_roles(
     assert sum(trainable for trainable, _ in counts.values()) == sum(expected.values())
     with pytest.raises(ValueError, match="freeze"):
         freeze_roles(loaded.model, loaded.family, ["encoder", "projector", "language_model", "matrices"])
+
+
+def test_a_torn_generation_config_is_told(qwen3_asr: str, tmp_path: Path) -> None:
+    """transformers takes its defaults then, without a word: another stop token, or none."""
+    shutil.copytree(qwen3_asr, tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text('{"eos_token_id": ')
+    with pytest.raises(ValueError, match=r"model .*/model: generation_config.json can't be read: Expecting value"):
+        read_family(str(tmp_path / "model"))
+
+
+def test_an_export_is_on_the_disk_before_it_has_its_name(
+    qwen3_asr: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, synced = load_model(qwen3_asr), []
+    monkeypatch.setattr(disk, "_sync", lambda path: synced.append((path.name, (tmp_path / "out").exists())))
+    write_folder(loaded.model, loaded.processor, loaded.model.state_dict(), tmp_path / "out")
+    for path in (tmp_path / "out").iterdir():
+        assert (path.name, False) in synced
+    assert synced[-2:] == [("out.partial", False), (tmp_path.name, True)]
 
 
 def test_encoder_digest_sees_one_bit(qwen3_asr: str) -> None:

@@ -23,7 +23,7 @@ TEXT_METRICS = ("metrics", "alignment", "keywords", "language", "fluency", "leng
 METRICS = tuple(f"reward.{name}" for name in (*TEXT_METRICS, "formats"))
 # A file imports from smaller numbers, and from its own package. The first pattern that fits counts.
 LAYERS: dict[int, tuple[str, ...]] = {
-    1: ("types", "settings", "sections", "cross_checks", "config", "manifest_options", "faults", "signals"),
+    1: ("types", "settings", "sections", "cross_checks", "config", "manifest_options", "faults", "signals", "disk"),
     2: (
         "data.*",
         "algorithms.*",

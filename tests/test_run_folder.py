@@ -156,10 +156,10 @@ def test_a_checkpoint_that_the_disk_can_not_read_is_passed_over(
         run.save_checkpoint(step, {"step": step}, writer("state"))
     plain = checksums._digest
 
-    def broken(path: Path, to_disk: bool = False) -> str:
+    def broken(path: Path) -> str:
         if path.parent.name == "step_4":
             raise OSError(errno.EIO, "Input/output error", str(path))
-        return plain(path, to_disk)
+        return plain(path)
 
     monkeypatch.setattr(checksums, "_digest", broken)
     newest = unclaimed(tmp_path, resume=True).newest_checkpoint()

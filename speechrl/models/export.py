@@ -12,6 +12,7 @@ import torch
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
+from speechrl.disk import sync_folder, to_disk
 from speechrl.models.families import family_of
 from speechrl.models.family import Layout, feature_extractor
 from speechrl.models.load import load_model
@@ -24,8 +25,8 @@ class ExportError(RuntimeError):
 def write_folder(model: Any, processor: Any, state: Mapping[str, Tensor], out: str | Path) -> None:
     """Write `state` (weights under the model's own names) with config, generation config and processor to `out`.
 
-    The folder is written beside, reloaded with transformers, compared tensor by tensor, and only then renamed to
-    `out`, replacing what was there. Raises ExportError when the reload differs.
+    The folder is written beside, reloaded with transformers, compared tensor by tensor, brought to the disk, and only
+    then renamed to `out`, replacing what was there. Raises ExportError when the reload differs.
     """
     out = Path(out)
     partial = out.with_name(out.name + ".partial")
@@ -46,10 +47,12 @@ def write_folder(model: Any, processor: Any, state: Mapping[str, Tensor], out: s
         shutil.rmtree(broken, ignore_errors=True)
         partial.rename(broken)
         raise ExportError(f"export to {out} does not read back ({error}); left in {broken}") from error
+    to_disk(partial)
     old = out.with_name(out.name + ".old")
     if out.exists():
         out.rename(old)
     partial.rename(out)
+    sync_folder(out.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -57,6 +57,7 @@ def read_family(path: str, trust_remote_code: bool = False) -> tuple[Any, Family
         raise ValueError(f"model {path}: {error}") from None
     if options:
         _check_shards(Path(path))
+        _check_generation_config(Path(path))
     return config, family
 
 
@@ -109,6 +110,17 @@ def load_model(
 def _source_options(path: str) -> dict[str, bool]:
     """A local path never touches the network."""
     return {"local_files_only": True} if Path(path).is_dir() else {}
+
+
+def _check_generation_config(folder: Path) -> None:
+    """transformers would take its defaults for a file that can't be read, and the model would never stop."""
+    path = folder / "generation_config.json"
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model {folder}: {path.name} can't be read: {error}") from error
 
 
 def _check_shards(folder: Path) -> None:

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from speechrl.disk import to_disk
 
 MANIFEST = "manifest.json"
 THREADS = 8  # hashing leaves Python's lock
 
 
 def seal(folder: Path) -> None:
-    """Bring every file of the folder to the disk and write its manifest."""
+    """Write a folder's manifest, and bring everything in it to the disk."""
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     with ThreadPoolExecutor(THREADS) as threads:
-        sums = list(threads.map(lambda name: _digest(folder / name, to_disk=True), names))
+        sums = list(threads.map(lambda name: _digest(folder / name), names))
     files = {
         name: {"bytes": (folder / name).stat().st_size, "sha256": digest}
         for name, digest in zip(names, sums, strict=True)
     }
-    with (folder / MANIFEST).open("w", encoding="utf-8") as stream:
-        json.dump({"files": files}, stream, indent=1)
-        stream.flush()
-        os.fsync(stream.fileno())
-    for path in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-        sync_folder(path)
+    (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
+    to_disk(folder)
 
 
 def fault_of(folder: Path) -> str:
@@ -55,17 +52,6 @@ def fault_of(folder: Path) -> str:
     return ""
 
 
-def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk: a renamed file is safe only then."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _digest(path: Path, to_disk: bool = False) -> str:
+def _digest(path: Path) -> str:
     with path.open("rb") as stream:
-        if to_disk:
-            os.fsync(stream.fileno())
         return hashlib.file_digest(stream, "sha256").hexdigest()

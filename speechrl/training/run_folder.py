@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from speechrl.config import Common, changed_flags, dump
+from speechrl.disk import sync_folder
 from speechrl.faults import RunError, writing
 from speechrl.models.resources import amount
 from speechrl.sections import Ckpt
 from speechrl.training import run_lock
-from speechrl.training.checksums import fault_of, seal, sync_folder
+from speechrl.training.checksums import fault_of, seal
 
 
 class RunFolder:
