@@ -131,17 +131,15 @@ def compiled_attention(scale: float | None) -> Callable[..., Tensor]:
     return torch.compile(attention, dynamic=True)
 
 
-def flex_attention_forward(
-    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scaling: float | None
-) -> tuple[Tensor, None]:
-    """transformers' contract of an attention kernel: [S, heads, T, width] in, [S, T, heads, width] out."""
+def packed_attention(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float | None) -> Tensor:
+    """FlexAttention: [S, heads, T, width] in, [S, T, heads, width] out."""
     groups = query.shape[1] // key.shape[1]
     if groups & (groups - 1):  # heads that share keys are taken in powers of two
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     for tensor in (query, key, value):
         for axis in (0, 1, 3):
             torch._dynamo.mark_static(tensor, axis)
-    return compiled_attention(scaling)(query, key, value, mask).transpose(1, 2).contiguous(), None
+    return compiled_attention(scale)(query, key, value, mask).transpose(1, 2).contiguous()
 
 
 def switching_attention(
@@ -149,7 +147,7 @@ def switching_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """FlexAttention where the mask is a BlockMask, scaled_dot_product_attention elsewhere: one module does both."""
     if isinstance(attention_mask, BlockMask):
-        return flex_attention_forward(module, query, key, value, attention_mask, options.get("scaling"))
+        return packed_attention(query, key, value, attention_mask, options.get("scaling")), None
     return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
 
