@@ -52,7 +52,8 @@ def export(config: options.ExportConfig) -> Path:
     )
     units = None
     if isinstance(saved, options.SftConfig) and saved.sft.ctc_weight:
-        units = ctc_units(read_sources(saved.data))  # the head is in the checkpoint, though not in the export
+        # the head is in the checkpoint, though not in the export
+        units = ctc_units(read_sources(saved.data), saved.sft.ctc_units)
     with cluster(saved.ray, saved.actor.num_ranks):
         policy = start_policy(saved, units)
         policy.load_checkpoint(str(folder.resolve()))

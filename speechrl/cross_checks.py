@@ -207,10 +207,10 @@ def _check_best(options: Eval, names: Mapping[str, str]) -> None:
 
 
 def check_sft(config: SftConfig) -> None:
-    if config.sft.ctc_weight and "encoder" in config.actor.freeze:
+    if config.sft.ctc_weight and {"encoder", "projector"} <= set(config.actor.freeze):
         raise ValueError(
-            f"--sft.ctc_weight {config.sft.ctc_weight} trains the encoder, which --actor.freeze holds fixed; "
-            "set --sft.ctc_weight 0 or leave encoder out of --actor.freeze"
+            f"--sft.ctc_weight {config.sft.ctc_weight} trains the encoder or the projector, which --actor.freeze both "
+            "holds fixed; set --sft.ctc_weight 0 or leave one out of --actor.freeze"
         )
     if config.sft.ctc_warmup_steps and not config.sft.ctc_weight:
         raise ValueError(f"--sft.ctc_warmup_steps {config.sft.ctc_warmup_steps} needs --sft.ctc_weight above 0")

@@ -368,7 +368,11 @@ class Sft(Section):
     """Supervised fine-tuning."""
 
     ctc_weight: float = Field(default=0.0, ge=0)
-    """Weight of an auxiliary CTC loss on the encoder, whose head is thrown away; helps models trained from scratch."""
+    """Weight of an auxiliary CTC loss, whose head is thrown away: on the encoder, or if that is frozen on what the
+    projector makes of its outputs, which comes to lie near the language model's embeddings of the units.
+    """
+    ctc_units: Literal["words", "characters"] = "words"
+    """What the CTC loss spells a text in, normalised. Words need few encoder frames; characters are soon learnt."""
     ctc_warmup_steps: int = Field(default=0, ge=0)
     """Optimiser steps with the CTC loss alone."""
     projector_only_steps: int = Field(default=0, ge=0)

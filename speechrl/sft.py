@@ -38,7 +38,7 @@ def sft(config: SftConfig) -> Path:
     found = resumable(config, run, loader)
     print(*check_resources(config), sep="\n", flush=True)
     with cluster(config.ray, config.actor.num_ranks), ExitStack() as stack:
-        policy = start_policy(config, ctc_units(sources) if config.sft.ctc_weight else None)
+        policy = start_policy(config, ctc_units(sources, config.sft.ctc_units) if config.sft.ctc_weight else None)
         facts = stages.announce(policy.describe()[0])
         saver = Saver(config, run, policy, loader, facts["model_digest"], found)
         run.claim()

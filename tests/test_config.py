@@ -306,7 +306,11 @@ BAD_FLAGS = [
     ("eval", [*EVAL, "--eval.group_by", "a=b"], "--eval.group_by a=b: give names"),
     ("eval", [*EVAL, "--eval.steps", "5"], "--eval.steps"),  # of training alone
     ("compare", ["a.jsonl"], "Missing from speechrl compare: B"),
-    ("sft", [*SFT, "--sft.ctc_weight", "0.5"], "set --sft.ctc_weight 0 or leave encoder out of --actor.freeze"),
+    (
+        "sft",
+        [*SFT, "--sft.ctc_weight", "0.5", "--actor.freeze", "encoder", "projector"],
+        "set --sft.ctc_weight 0 or leave one out of --actor.freeze",
+    ),
     ("sft", [*SFT, "--tracking.profile_steps", "2"], "--tracking.profile_steps is for speechrl train"),
     ("sft", [*SFT, "--train.no_shared_prefix"], "--train.no_shared_prefix is for speechrl train"),
     ("train", [*TRAIN, "--rollout.n_samples_per_prompt", "1"], "--rollout.n_samples_per_prompt 1: a group of one"),

@@ -50,4 +50,9 @@ def test_a_share_that_rounds_to_nothing_names_the_flag() -> None:
 
 
 def test_ctc_units_are_words_and_han_characters() -> None:
-    assert ctc_units([source("a", 2)]) == {"on": 1, "turn": 2, "开": 3, "打": 4}
+    assert ctc_units([source("a", 2)], "words") == {"on": 1, "turn": 2, "开": 3, "打": 4}
+
+
+def test_ctc_units_are_all_characters_with_the_space() -> None:
+    units = {" ": 1, "n": 2, "o": 3, "r": 4, "t": 5, "u": 6, "开": 7, "打": 8}
+    assert ctc_units([source("a", 2)], "characters") == units

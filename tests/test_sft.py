@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from speechrl.config import SftConfig, parse
 from speechrl.data.manifest import read_manifest
+from speechrl.data.mix import ctc_units
+from speechrl.data.normalise import normalise
 from speechrl.models.corruption import SPAN, Corruption, hidden_tokens, hide_spans
 from speechrl.models.load import load_model
 from speechrl.models.policy import PolicyModule
@@ -120,6 +123,59 @@ def test_packed_utterances_learn_what_padded_ones_do(qwen3_asr: str, noise_manif
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     for name, value in states[0].items():
         assert (value - states[1][name]).norm() <= 1e-4 * value.norm(), name
+
+
+# --- the CTC loss of a frozen encoder ---------------------------------------------------------------------------------
+
+
+def ctc_rank(model: str, manifest: str, **sft) -> PolicyRank:
+    config = make_config(model, manifest, ctc_weight=0.5, ctc_units="characters", **sft)
+    units = ctc_units([read_manifest(manifest)], "characters")
+    return PolicyRank(config, Place(0, 1, "127.0.0.1", free_socket_port()), units)
+
+
+def test_the_ctc_head_is_the_language_models_embeddings(qwen3_asr: str, noise_manifest: str) -> None:
+    rank = ctc_rank(qwen3_asr, noise_manifest)
+    head, table = rank.module.ctc_head, rank.module.model.get_input_embeddings().weight
+    assert head is not None and head.weight.shape == (1 + len(rank.ctc_units), table.shape[1])
+    assert not head.weight[0].any() and not head.bias.any()
+    for unit, index in rank.ctc_units.items():
+        tokens = rank.builder.tokenizer(unit, add_special_tokens=False).input_ids
+        assert torch.equal(head.weight[index], table[tokens].mean(0)), unit
+
+
+def test_ctc_alone_teaches_the_projector_to_write_embeddings(qwen3_asr: str, noise_manifest: str) -> None:
+    utterances = read_manifest(noise_manifest)[:4]
+    rank = ctc_rank(qwen3_asr, noise_manifest)
+    before = {name: value.detach().clone() for name, value in rank.module.state_dict().items()}
+    # -log p(units) by hand: torch.nn's CTC loss on products with embeddings, its own mean over an utterance's units
+    table, spelt = rank.module.model.get_input_embeddings().weight, rank.builder.tokenizer
+    rows = [table.new_zeros(table.shape[1])]
+    rows += [table[spelt(unit, add_special_tokens=False).input_ids].mean(0) for unit in rank.ctc_units]
+    nlls, num_units = [], 0
+    encoded = rank.encoded(utterances)
+    for utterance in utterances:
+        scores = rank.module.project([encoded[utterance.id]])[0] @ torch.stack(rows).T
+        target = torch.tensor([[rank.ctc_units[c] for c in normalise(utterance.text)]])
+        sizes = (torch.tensor([len(scores)]), torch.tensor([target.shape[1]]))
+        loss = torch.nn.CTCLoss(reduction="sum", zero_infinity=True)(scores.log_softmax(-1)[:, None], target, *sizes)
+        nlls.append(loss.item())
+        num_units += target.shape[1]
+    assert sum(nlls) > 0
+    losses = [rank.sft_update(utterances, 0.0, 3e-2, ctc_only=True)["train/ctc_loss"] for _ in range(12)]
+    assert losses[0] == pytest.approx(sum(nlls) / num_units, rel=1e-5)
+    assert losses[-1] < 0.9 * losses[0]
+    after = rank.module.state_dict()
+    moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    assert moved == {name for name in before if "multi_modal_projector" in name} | {"ctc_head.bias"}
+
+
+def test_the_ctc_head_of_a_frozen_encoder_stays_out_of_the_export(
+    qwen3_asr: str, noise_manifest: str, tmp_path: Path
+) -> None:
+    rank = ctc_rank(qwen3_asr, noise_manifest)
+    rank.export(str(tmp_path / "out"))
+    assert not any("ctc" in name for name in load_file(tmp_path / "out" / "model.safetensors"))
 
 
 def test_rates_of_both_phases() -> None:

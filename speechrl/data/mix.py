@@ -10,7 +10,7 @@ from speechrl.data.checks import check_utterances
 from speechrl.data.curriculum import in_range
 from speechrl.data.loader import UtteranceLoader
 from speechrl.data.manifest import read_manifests
-from speechrl.data.normalise import words
+from speechrl.data.normalise import normalise, words
 from speechrl.sections import Data, Selection
 from speechrl.types import Utterance
 
@@ -142,10 +142,12 @@ def read_checked(path: str | Path, data: Selection) -> list[Utterance]:
     return good
 
 
-def ctc_units(sources: Sequence[Sequence[Utterance]]) -> dict[str, int]:
-    """Every word (or character of a script without spaces) of the references -> id from 1; 0 is CTC's blank.
+# --sft.ctc_units -> the units of a text. Characters include the space between words.
+CTC_UNITS: dict[str, Callable[[str], Sequence[str]]] = {"words": words, "characters": normalise}
 
-    Words, because at 12.5 encoder frames a second there are fewer frames than letters.
-    """
-    found = sorted({unit for source in sources for utterance in source for unit in words(utterance.text)})
+
+def ctc_units(sources: Sequence[Sequence[Utterance]], kind: str) -> dict[str, int]:
+    """Every unit of the normalised references -> id from 1; 0 is CTC's blank."""
+    units_of = CTC_UNITS[kind]
+    found = sorted({unit for source in sources for utterance in source for unit in units_of(utterance.text)})
     return {unit: index for index, unit in enumerate(found, start=1)}

@@ -36,7 +36,8 @@ class PolicyModule(nn.Module):
     """A model split by role.
 
     encoder_trains: keep the encoder inside (it gets gradients); otherwise it is moved to `frozen_encoder`.
-    banned_ids: never sampled, and left out of every softmax. num_ctc_units: 0 for no CTC head.
+    banned_ids: never sampled, and left out of every softmax. num_ctc_units: 0 for no CTC head. The head reads the
+    encoder's outputs if the encoder trains, else what the projector makes of them.
     """
 
     def __init__(
@@ -55,12 +56,9 @@ class PolicyModule(nn.Module):
         self._divisor = logits_divisor(self.model.config)
         self.ctc_head: nn.Linear | None = None
         if num_ctc_units:
-            encoder = self.encoder
-            assert encoder is not None
-            weight = next(encoder.parameters())
-            self.ctc_head = nn.Linear(
-                encoder.config.hidden_size, num_ctc_units + 1, device=weight.device, dtype=weight.dtype
-            )
+            like = self.model.get_input_embeddings().weight
+            width = self.encoder.config.hidden_size if encoder_trains else like.shape[1]
+            self.ctc_head = nn.Linear(width, num_ctc_units + 1, device=like.device, dtype=like.dtype)
 
     # --- parts ------------------------------------------------------------------------------------------------------
 
@@ -121,11 +119,14 @@ class PolicyModule(nn.Module):
 
         audio_index: the entry in `audio` of each prompt, in reading order.
         """
-        if not audio:
+        return self._embed(ids_BT, self.project(audio), audio_index)
+
+    def _embed(self, ids_BT: Tensor, projected: Sequence[Tensor], audio_index: Sequence[int]) -> Tensor:
+        """As `embed`, of audio that went through the projector."""
+        if not projected:
             return self.model.get_input_embeddings()(ids_BT)
         place_BT = ids_BT == self.audio_id
         embeds_BTH = self.model.get_input_embeddings()(ids_BT.masked_fill(place_BT, 0))  # the id may have no row
-        projected = self.project(audio)
         rows_H = torch.cat([projected[index] for index in audio_index])
         if int(place_BT.sum()) != len(rows_H):
             raise ValueError(f"{int(place_BT.sum())} audio placeholders in the batch for {len(rows_H)} encoder outputs")
@@ -133,6 +134,8 @@ class PolicyModule(nn.Module):
 
     def project(self, audio: Sequence[Tensor]) -> list[Tensor]:
         """[A, H] of each encoder output [O, D]: what takes the place of its placeholders."""
+        if not audio:
+            return []
         assert self.family.hearing is not None
         projector = _get_module(self.model, self.family.roles["projector"][0])
         like = self.model.get_input_embeddings().weight
@@ -171,8 +174,8 @@ class PolicyModule(nn.Module):
         if audio and isinstance(audio[0], Features):
             assert self.family.hearing is not None
             audio = self.family.hearing.encode(self.encoder, audio)
-        heard = hide_spans(audio, corruption.audio) if corruption.audio else audio
-        embeds_STH = self.embed(batch.ids_ST, heard, batch.audio_index)
+        projected = self.project(hide_spans(audio, corruption.audio) if corruption.audio else audio)
+        embeds_STH = self._embed(batch.ids_ST, projected, batch.audio_index)
         if corruption.tokens:
             hidden_N = hidden_tokens(batch.mask_BR, corruption.tokens)
             hidden_ST = torch.zeros_like(batch.ids_ST, dtype=torch.bool)
@@ -195,17 +198,34 @@ class PolicyModule(nn.Module):
             self._softmax(temperature, with_entropy),
         )
         zeros_BR = torch.zeros(real_BR.shape, device=real_BR.device)
-        ctc_loss = self._ctc_loss(audio, ctc) if ctc is not None else chosen_N.new_zeros(())
+        ctc_loss = chosen_N.new_zeros(())
+        if ctc is not None:
+            ctc_loss = self._ctc_loss(projected if self.encoder_is_frozen else audio, ctc)
         return zeros_BR.masked_scatter(real_BR, chosen_N), zeros_BR.masked_scatter(real_BR, entropy_N), ctc_loss
 
     def _softmax(self, temperature: float, with_entropy: bool = False) -> Softmax:
         banned = self._banned.to(self.model.get_output_embeddings().weight.device)
         return Softmax(temperature * self._divisor, banned, with_entropy)
 
-    def _ctc_loss(self, audio: Sequence[Tensor], target: CtcTarget) -> Tensor:
+    @torch.no_grad()
+    def aim_ctc_head(self, unit_token_ids: Sequence[Sequence[int]]) -> None:
+        """Where the encoder is frozen: make the head the language model's own embeddings, held fixed. A unit's row is
+        the mean of its tokens', the blank's is 0. What the CTC loss then makes of audio the language model can read.
+        """
+        assert self.ctc_head is not None and self.encoder_is_frozen
+        embeddings_VH = self.model.get_input_embeddings().weight
+        self.ctc_head.weight.zero_()
+        for unit, ids in enumerate(unit_token_ids, start=1):
+            if len(ids):
+                self.ctc_head.weight[unit] = embeddings_VH[list(ids)].mean(0)
+        self.ctc_head.weight.requires_grad_(False)
+        self.ctc_head.bias.zero_()
+
+    def _ctc_loss(self, heard: Sequence[Tensor], target: CtcTarget) -> Tensor:
+        """heard: what the head reads of each distinct utterance, [O, D] or [A, H]."""
         assert self.ctc_head is not None
-        lengths = [len(item) for item in audio]
-        logprobs = self.ctc_head(torch.cat(list(audio))).float().log_softmax(-1).split(lengths)
+        lengths = [len(item) for item in heard]
+        logprobs = self.ctc_head(torch.cat(list(heard))).float().log_softmax(-1).split(lengths)
         return F.ctc_loss(
             nn.utils.rnn.pad_sequence(list(logprobs)),  # [A, U, K]
             torch.tensor([unit for units in target.units for unit in units], device=logprobs[0].device),

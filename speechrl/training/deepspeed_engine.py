@@ -28,9 +28,8 @@ def join(rank: int, world_size: int, address: str, port: int, device: torch.devi
     os.environ.update(
         RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(world_size), MASTER_ADDR=address, MASTER_PORT=str(port)
     )
-    if device.type == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"
-    else:
+    os.environ["DS_ACCELERATOR"] = device.type  # whatever the caller's environment says
+    if device.type != "cpu":
         torch.cuda.set_device(0)  # Ray shows each rank its own GPU only
     import deepspeed
 

@@ -18,7 +18,7 @@ FINGERPRINT = {
     "zero_stage": "--ds.zero_stage",
     "param_dtype": "--ds.param_dtype",
     "freeze": "--actor.freeze",
-    "ctc": "an auxiliary CTC head (--sft.ctc_weight above 0)",
+    "ctc": "the units of an auxiliary CTC head (--sft.ctc_weight above 0, --sft.ctc_units)",
 }
 
 
@@ -30,7 +30,7 @@ def fingerprint_of(config: Common) -> dict[str, Any]:
         "zero_stage": config.ds.zero_stage,
         "param_dtype": config.ds.param_dtype,
         "freeze": sorted(config.actor.freeze),
-        "ctc": bool(getattr(getattr(config, "sft", None), "ctc_weight", 0)),
+        "ctc": config.sft.ctc_units if isinstance(config, SftConfig) and config.sft.ctc_weight else False,
     }
 
 

@@ -25,7 +25,7 @@ from speechrl.algorithms.gap import merge as merge_gaps
 from speechrl.algorithms.kl import masked_kl
 from speechrl.algorithms.losses import NORMALISERS, POLICY_LOSSES
 from speechrl.config import Common, SftConfig, TrainConfig
-from speechrl.data.normalise import words
+from speechrl.data.mix import CTC_UNITS
 from speechrl.faults import StepRefused
 from speechrl.models.attention import why_not_flex
 from speechrl.models.corruption import Corruption
@@ -77,6 +77,9 @@ class PolicyRank(InferenceRank):
             place.rank,
         )
         self.ctc_units = ctc_units or {}
+        if self.ctc_units and self.module.encoder_is_frozen:
+            tokens = self.builder.tokenizer(list(self.ctc_units), add_special_tokens=False).input_ids
+            self.module.aim_ctc_head(tokens)
         # rank 0 tells for all: they load the same folder
         self.model_digest = weights_digest(self.loaded) if place.rank == 0 else ""
         if isinstance(config, TrainConfig):
@@ -277,8 +280,8 @@ class PolicyRank(InferenceRank):
         return packing if packing.one_sequence else replace(packing, shared_prefix=False)
 
     def _projector_parameters(self) -> list[str]:
-        """Names in the module of what --sft.projector_lr is about."""
-        prefixes = [f"model.{name}." for name in self.family.roles.get("projector", ())]
+        """Names in the module of what --sft.projector_lr is about; a CTC head goes along."""
+        prefixes = [f"model.{name}." for name in self.family.roles.get("projector", ())] + ["ctc_head."]
         return [name for name, _ in self.module.named_parameters() if name.startswith(tuple(prefixes))]
 
     def _label_rows(self, utterances: Sequence[Utterance]) -> list[Row]:
@@ -290,7 +293,10 @@ class PolicyRank(InferenceRank):
         ]
 
     def _units(self, utterance: Utterance) -> tuple[int, ...]:
-        return tuple(self.ctc_units[unit] for unit in words(utterance.text)) if self.ctc_units else ()
+        if not self.ctc_units:
+            return ()
+        assert isinstance(self.config, SftConfig)
+        return tuple(self.ctc_units[unit] for unit in CTC_UNITS[self.config.sft.ctc_units](utterance.text))
 
     # --- shared by both ---------------------------------------------------------------------------------------------
 
