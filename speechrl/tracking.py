@@ -36,7 +36,7 @@ PROGRESS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("KL", ("train/kl_nats",), "{:.5f}"),
     ("tokens/s", ("train/tokens_per_s", "rollout/tokens_per_s"), "{:,.0f}"),
 )
-LOSS = ("loss", ("train/loss",), "{:.4f}")
+LOSS = ("loss", ("train/loss", "train/ctc_loss"), "{:.4f}")
 # Rich takes 80 columns where the output is a file; tables of transcripts need more.
 LOG_FILE_COLUMNS = 140
 KEPT_TABLES = 50  # whose sounds stay on disk

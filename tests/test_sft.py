@@ -21,6 +21,7 @@ from speechrl.saving import Saver
 from speechrl.sections import Actor, Adam, Ckpt, Data, Ds, Eval, Sft, Train
 from speechrl.sft import ended, rates_of
 from speechrl.training.batch import Packing, Row, collate
+from speechrl.training.deepspeed_engine import whole_state
 from speechrl.training.policy import Place, PolicyRank
 
 
@@ -142,6 +143,23 @@ def test_the_ctc_head_is_the_language_models_embeddings(qwen3_asr: str, noise_ma
     for unit, index in rank.ctc_units.items():
         tokens = rank.builder.tokenizer(unit, add_special_tokens=False).input_ids
         assert torch.equal(head.weight[index], table[tokens].mean(0)), unit
+
+
+@pytest.mark.parametrize(("stage", "dtype"), [(0, "fp32"), (2, "fp32"), (3, "fp32"), (2, "bf16")])
+def test_steps_of_ctc_alone_under_every_sharding(stage: int, dtype: str, qwen3_asr: str, noise_manifest: str) -> None:
+    """The language model, which does not run in them, has no gradient; the next step trains it."""
+    utterances = read_manifest(noise_manifest)[:4]
+    config = make_config(qwen3_asr, noise_manifest, ctc_weight=0.5)
+    config = config.model_copy(update={"ds": Ds(zero_stage=stage, param_dtype=dtype)})
+    rank = PolicyRank(config, Place(0, 1, "127.0.0.1", free_socket_port()), ctc_units([utterances], "words"))
+    states, metrics = [whole_state(rank.engine)], []
+    for ctc_only in (True, False):
+        metrics.append(rank.sft_update(utterances, 1e-2, 1e-2, ctc_only))
+        states.append(whole_state(rank.engine))
+    name = "model.lm_head.weight"
+    assert torch.equal(states[0][name], states[1][name]) and not torch.equal(states[1][name], states[2][name])
+    assert "train/loss" not in metrics[0] and metrics[1]["train/loss"] > 0
+    assert metrics[0]["train/ctc_loss"] > 0 and metrics[0]["train/grad_norm"] > 0
 
 
 def test_ctc_alone_teaches_the_projector_to_write_embeddings(qwen3_asr: str, noise_manifest: str) -> None:

@@ -19,12 +19,12 @@ if [ "$SCALE" = full ]; then
   LANGUAGES=${LANGUAGES:-en fr nl es it ro cs da ca}
   WHISPER=${WHISPER:-openai/whisper-base}
   SPEEDS=${SPEEDS:-0.9 1.1}               # copies of the SFT recordings
-  SFT_SECONDS=${SFT_SECONDS:-300} PROJECTOR_STEPS=${PROJECTOR_STEPS:-40} SFT_LR=${SFT_LR:-6e-4}
-  GRPO_STEPS=${GRPO_STEPS:-60} GRPO_LR=${GRPO_LR:-3e-5}
+  SFT_SECONDS=${SFT_SECONDS:-300} CTC_STEPS=${CTC_STEPS:-90} SFT_LR=${SFT_LR:-6e-4}
+  GRPO_STEPS=${GRPO_STEPS:-60} GRPO_LR=${GRPO_LR:-5e-5}
   EVAL_STEPS=${EVAL_STEPS:-200} EVAL_SAMPLES=${EVAL_SAMPLES:-0}
   machine=(--ds.param_dtype bf16 --ds.zero_stage 2)
   # one pass a step: at this size the time of a step goes to launching kernels, not to running them
-  sft_size=(--train.batch_size 256 --train.max_tokens_per_micro_batch 65536 --data.num_workers 8)
+  sft_size=(--train.batch_size 256 --train.max_tokens_per_micro_batch 65536 --data.num_workers 16)
   grpo_size=(--rollout.batch_size 64 --rollout.n_samples_per_prompt 16 --train.max_tokens_per_micro_batch 32768
     --rollout.engine vllm --train.colocate_all --vllm.no_enable_sleep --ds.no_enable_sleep
     --vllm.gpu_memory_utilization 0.35 --vllm.max_model_len 1024)
@@ -33,7 +33,7 @@ else
   LANGUAGES=${LANGUAGES:-en}
   WHISPER=${WHISPER:-openai/whisper-tiny.en}
   SPEEDS=${SPEEDS:-}
-  SFT_SECONDS=${SFT_SECONDS:-420} PROJECTOR_STEPS=${PROJECTOR_STEPS:-10} SFT_LR=${SFT_LR:-4e-4}
+  SFT_SECONDS=${SFT_SECONDS:-420} CTC_STEPS=${CTC_STEPS:-60} SFT_LR=${SFT_LR:-4e-4}
   GRPO_STEPS=${GRPO_STEPS:-5} GRPO_LR=${GRPO_LR:-2e-5}
   EVAL_STEPS=${EVAL_STEPS:-0} EVAL_SAMPLES=${EVAL_SAMPLES:-24}
   machine=(--actor.device cpu --ds.param_dtype fp32 --ds.zero_stage 0)
@@ -82,12 +82,16 @@ if [ "$EVAL_STEPS" -gt 0 ]; then
   watch=(--eval.dataset dev="$speech/dev.jsonl" --eval.steps "$EVAL_STEPS" --eval.best_metric eval/dev/cer
     --eval.max_new_tokens 128 --eval.batch_size 640)
 fi
-# parts of what the model hears, and of the words it writes on from, are hidden: 5 hours are soon known by heart
+# CTC over characters puts what the projector makes of speech near the language model's embeddings of its letters, first
+# alone, then beside the transcripts. Parts of what the model hears, and of the words it writes on from, are hidden:
+# 5 hours are soon known by heart.
 sft=("${common[@]}" "${sft_size[@]}" "${watch[@]}" --actor.adam.betas 0.9 0.98 --actor.adam.weight_decay 0.05
-  --actor.lr_scheduler cosine --actor.lr_warmup_ratio 0.05 --sft.hide_audio 0.15 --sft.hide_tokens 0.25)
+  --actor.lr_scheduler cosine --actor.lr_warmup_ratio 0.05 --sft.hide_audio 0.15 --sft.hide_tokens 0.25
+  --sft.ctc_weight 0.3 --sft.ctc_units characters)
 
 stage sft speechrl sft "${sft[@]}" --actor.model_name_or_path "$model" --data.prompt_dataset "${sft_data[@]}" \
-  --actor.adam.lr "$SFT_LR" --sft.projector_lr 1e-3 --sft.projector_only_steps "$PROJECTOR_STEPS" \
+  --actor.adam.lr "$SFT_LR" --sft.projector_lr 2e-3 --sft.projector_only_steps "$CTC_STEPS" \
+  --sft.ctc_warmup_steps "$CTC_STEPS" \
   --train.max_seconds "$SFT_SECONDS" --ckpt.output_dir "$RUN/sft"
 
 [ "$EVAL_STEPS" -eq 0 ] || watch+=(--eval.steps 20)  # the last of a flag counts

@@ -27,9 +27,12 @@ from speechrl.models.logprobs import LogprobHead, Softmax
 
 @dataclass(frozen=True)
 class CtcTarget:
-    """Unit ids of each distinct utterance of a batch, in the order of its audio; 0 is the blank."""
+    """Unit ids of each distinct utterance of a batch, in the order of its audio; 0 is the blank. alone: nothing else is
+    asked for, and the language model does not run.
+    """
 
     units: tuple[tuple[int, ...], ...]
+    alone: bool = False
 
 
 class PolicyModule(nn.Module):
@@ -168,13 +171,20 @@ class PolicyModule(nn.Module):
 
         corruption: what training hides of the inputs.
         Returns (logprobs_BR, entropy_BR, ctc_loss): 0 on padding; entropy without gradient, zeros unless asked for;
-        ctc_loss the sum over utterances of -log p(units) (Graves et al. 2006), 0 without a target.
+        ctc_loss the sum over utterances of -log p(units) (Graves et al. 2006), 0 without a target. Log-probs are 0
+        where the target is to be learnt alone.
         """
         audio = batch.audio
         if audio and isinstance(audio[0], Features):
             assert self.family.hearing is not None
             audio = self.family.hearing.encode(self.encoder, audio)
         projected = self.project(hide_spans(audio, corruption.audio) if corruption.audio else audio)
+        ctc_loss = torch.zeros((), device=batch.ids_ST.device)
+        if ctc is not None:
+            ctc_loss = self._ctc_loss(projected if self.encoder_is_frozen else audio, ctc)
+            if ctc.alone:
+                zeros_BR = torch.zeros(batch.mask_BR.shape, device=batch.ids_ST.device)
+                return zeros_BR, zeros_BR, ctc_loss
         embeds_STH = self._embed(batch.ids_ST, projected, batch.audio_index)
         if corruption.tokens:
             hidden_N = hidden_tokens(batch.mask_BR, corruption.tokens)
@@ -198,9 +208,6 @@ class PolicyModule(nn.Module):
             self._softmax(temperature, with_entropy),
         )
         zeros_BR = torch.zeros(real_BR.shape, device=real_BR.device)
-        ctc_loss = chosen_N.new_zeros(())
-        if ctc is not None:
-            ctc_loss = self._ctc_loss(projected if self.encoder_is_frozen else audio, ctc)
         return zeros_BR.masked_scatter(real_BR, chosen_N), zeros_BR.masked_scatter(real_BR, entropy_N), ctc_loss
 
     def _softmax(self, temperature: float, with_entropy: bool = False) -> Softmax:

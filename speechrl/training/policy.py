@@ -228,7 +228,7 @@ class PolicyRank(InferenceRank):
         """One optimiser step of teacher forcing on this rank's utterances: mean over all ranks' label tokens of
         -log p, plus --sft.ctc_weight times the mean over utterances of the CTC loss per unit. Returns metrics.
 
-        projector_rate: learning rate of the projector; learning_rate if None.
+        projector_rate: learning rate of the projector; learning_rate if None. ctc_only: the CTC loss alone.
         Raises StepRefused, on every rank, on a loss or gradient that is not finite.
         """
         config = self.config
@@ -247,7 +247,8 @@ class PolicyRank(InferenceRank):
         def loss_of(batch_rows: list[Row]) -> Tensor:
             batch = collate(batch_rows, audio, self.builder.pad_id, self.device, packing)
             ids = dict.fromkeys(row.utterance_id for row in batch_rows)
-            target = CtcTarget(tuple(self._units(by_id[key]) for key in ids)) if self.ctc_units else None
+            units = tuple(self._units(by_id[key]) for key in ids)
+            target = CtcTarget(units, ctc_only) if self.ctc_units else None
             logprobs_BR, _, ctc_sum = self.engine(batch, ctc=target, corruption=corruption)
             weights_B1 = torch.tensor([row.weight for row in batch_rows], device=self.device)[:, None]
             nll_BR = -logprobs_BR * batch.mask_BR * weights_B1
@@ -257,8 +258,7 @@ class PolicyRank(InferenceRank):
             real = float(any(row.weight for row in batch_rows))
             meter.add(nll=float(nll_sum.detach()), ctc=float(ctc_sum.detach()) * real)
             meter.add(slots=float(batch.ids_ST.numel()), filled=float(batch.num_tokens))
-            nll = nll_sum / totals["tokens"] * (0.0 if ctc_only else 1.0)
-            return nll + real * config.sft.ctc_weight * ctc_sum / max(totals["units"], 1.0)
+            return nll_sum / totals["tokens"] + real * config.sft.ctc_weight * ctc_sum / max(totals["units"], 1.0)
 
         norm = self._step(self._in_step(rows, packing), loss_of, learning_rate, projector_rate)
         if norm == 0.0:
@@ -266,12 +266,12 @@ class PolicyRank(InferenceRank):
         self.weights_version += 1
         sums = meter.over_ranks(self.device)
         metrics = {
-            "train/loss": sums["nll"] / totals["tokens"],
             "train/tokens": totals["tokens"],
             "train/grad_norm": norm,
             "train/learning_rate": learning_rate,
             "train/padding_share": 1.0 - sums["filled"] / sums["slots"],
         }
+        metrics |= {} if ctc_only else {"train/loss": sums["nll"] / totals["tokens"]}
         return metrics | ({"train/ctc_loss": sums["ctc"] / max(totals["units"], 1.0)} if self.ctc_units else {})
 
     def _sft_packing(self, options: Train) -> Packing:
