@@ -34,12 +34,12 @@ def curve(lines: Lines, metric: str) -> list[tuple[float, float]]:
     return [(at, line[metric]) for at, line in zip(seconds, lines, strict=True) if line.get(metric) is not None]
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--runs", nargs="+", required=True)
     parser.add_argument("--metrics", nargs="+", required=True)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     runs = dict(map(read_run, options.runs))
     colours = {name: f"C{index}" for index, name in enumerate(runs)}
     figure = Figure(figsize=(4 * len(options.metrics), 3.2), layout="constrained")

@@ -11,6 +11,7 @@ import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -149,12 +150,16 @@ FAKES = {
 }
 
 
-def run_script(words: list[str]) -> None:
-    spec = importlib.util.spec_from_file_location(Path(words[0]).stem, ROOT / words[0])
+def load_script(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.main(words[1:])
+    return module
+
+
+def run_script(words: list[str]) -> None:
+    load_script(words[0]).main(words[1:])
 
 
 def pretend_to_evaluate(config: options.EvalConfig) -> None:
@@ -251,3 +256,24 @@ def test_the_list_of_variables_that_a_job_is_handed_is_complete() -> None:
         if "=${" in line and line[0].isupper()
     }
     assert used - {"ADDRESS"} == handed, json.dumps(sorted(used ^ handed))
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_curve_stands_at_the_seconds_of_all_steps_before_it() -> None:
+    lines = [{"time/step_s": 2.0, "a": 1.0}, {"time/step_s": 3.0}, {"time/step_s": 0.5, "a": None}, {"a": 4.0}]
+    assert load_script("recipes/curves.py").curve(lines, "a") == [(2.0, 1.0), (5.5, 4.0)]
+
+
+def test_curves_of_two_runs_are_drawn_and_what_is_missing_is_named(tmp_path: Path) -> None:
+    script, out = load_script("recipes/curves.py"), tmp_path / "curves.png"
+    for name in ("x", "y"):
+        corpora.lines(tmp_path / name / "metrics.jsonl", [json.dumps({"step": 1, "time/step_s": 1.0, name: 0.5})])
+    runs = ["--runs", f"x={tmp_path / 'x'}", f"y={tmp_path / 'y'}"]
+    script.main([str(out), *runs, "--metrics", "x", "y"])
+    assert out.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit, match="--metrics z: none of the runs has it"):
+        script.main([str(out), *runs, "--metrics", "z"])
+    with pytest.raises(SystemExit, match=r"--runs z=nowhere: give NAME=FOLDER"):
+        script.main([str(out), "--runs", "z=nowhere", "--metrics", "x"])
