@@ -209,8 +209,8 @@ def _check_best(options: Eval, names: Mapping[str, str]) -> None:
 def check_sft(config: SftConfig) -> None:
     if config.sft.ctc_weight and {"encoder", "projector"} <= set(config.actor.freeze):
         raise ValueError(
-            f"--sft.ctc_weight {config.sft.ctc_weight} trains the encoder or the projector, which --actor.freeze both "
-            "holds fixed; set --sft.ctc_weight 0 or leave one out of --actor.freeze"
+            f"--sft.ctc_weight {config.sft.ctc_weight} trains the encoder or the projector, both of which "
+            "--actor.freeze holds fixed; set --sft.ctc_weight 0 or leave one out of --actor.freeze"
         )
     if config.sft.ctc_warmup_steps and not config.sft.ctc_weight:
         raise ValueError(f"--sft.ctc_warmup_steps {config.sft.ctc_warmup_steps} needs --sft.ctc_weight above 0")
@@ -239,12 +239,14 @@ def check_sft(config: SftConfig) -> None:
 
 
 def _check_sft_projector(config: SftConfig) -> None:
-    alone, rate, total = config.sft.projector_only_steps, config.sft.projector_lr, config.train.max_steps
+    sft, total = config.sft, config.train.max_steps
+    alone, rate = sft.projector_only_steps, sft.projector_lr
     for flag in [f"--sft.projector_only_steps {alone}"] * bool(alone) + [f"--sft.projector_lr {rate:g}"] * bool(rate):
         if "projector" in config.actor.freeze:
             raise ValueError(f"{flag} trains the projector, which --actor.freeze holds fixed")
-    if total and alone >= total:
-        raise ValueError(f"--sft.projector_only_steps {alone} leaves nothing of --train.max_steps {total} for the rest")
+    for flag, steps in (("projector_only_steps", alone), ("ctc_warmup_steps", sft.ctc_warmup_steps)):
+        if total and steps >= total:
+            raise ValueError(f"--sft.{flag} {steps} leaves nothing of --train.max_steps {total} for the rest")
 
 
 def check_train(config: TrainConfig) -> None:

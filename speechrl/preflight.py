@@ -54,6 +54,8 @@ def preflight(config: Common, sets: dict[str, Sequence[Utterance]]) -> PromptBui
         shape, _ = read_family(config.actor.model_name_or_path, config.actor.trust_remote_code)
         engine_class(family.layout.read_config(shape) if family.layout.read_config else shape, family)
     check_feature_cache(config.data, family, here=not config.ray.address)
+    if isinstance(config, SftConfig) and config.sft.ctc_weight and not family.has_audio:
+        raise ValueError(f"--sft.ctc_weight {config.sft.ctc_weight} needs a model that hears: {family.name} does not")
     marks = tuple(set(builder.tokenizer.all_special_tokens) | set(family.output_tokens))
     flag = _language_flag(config, family)
     _check_slowing(config.data, builder)

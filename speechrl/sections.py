@@ -372,14 +372,18 @@ class Sft(Section):
     projector makes of its outputs, which comes to lie near the language model's embeddings of the units.
     """
     ctc_units: Literal["words", "characters"] = "words"
-    """What the CTC loss spells a text in, normalised. Words need few encoder frames; characters are soon learnt."""
+    """What the CTC loss spells a text in, normalised. Words fit few frames; characters, the space included, are soon
+    learnt and need a frame each: `train/ctc_left_out_share` is of the texts that have more of them than frames.
+    """
     ctc_warmup_steps: int = Field(default=0, ge=0)
-    """Optimiser steps with the CTC loss alone."""
+    """Optimiser steps at the start with the CTC loss alone. If the encoder is frozen only the projector learns in
+    them, as with --sft.projector_only_steps; the language model does not run, and nothing is evaluated.
+    """
     projector_only_steps: int = Field(default=0, ge=0)
     """Optimiser steps at the start that train the projector alone; warm-up and schedule of the rest begin after them.
     """
     projector_lr: float = Field(default=0.0, ge=0)
-    """Peak learning rate of the projector; --actor.adam.lr if 0."""
+    """Peak learning rate of the projector, and of a CTC head that listens to it; --actor.adam.lr if 0."""
     hide_audio: Share = 0.0
     """Share of the encoder's outputs that are zeroed, in short spans, anew in every step; keeps from overfitting."""
     hide_tokens: Share = 0.0

@@ -46,7 +46,7 @@ def sft(config: SftConfig) -> Path:
         step = saver.resume(tracker)
         last = ended(config, step, total_steps, saver)
         started = time.monotonic()
-        alone = config.sft.projector_only_steps
+        alone = projector_steps(config)
         begin = float(min(step, alone))  # progress at the end of the projector's own phase
         stack.enter_context(saver.rescuing())
         while not last:
@@ -66,7 +66,7 @@ def sft(config: SftConfig) -> Path:
             last = done >= total
             step_s = time.monotonic() - step_started
             metrics |= {"time/step_s": step_s, "train/tokens_per_s": metrics.get("train/tokens", 0.0) / step_s}
-            if sets and config.eval.steps and (last or step % config.eval.steps == 0):
+            if sets and config.eval.steps and not ctc_only and (last or step % config.eval.steps == 0):
                 metrics |= evaluate_sets(policy, sets, config.eval, seed=config.train.seed)
             metrics |= feature_cache_metrics(config.data, policy)
             if saver.runs_stale(metrics, config.sft.patience):
@@ -93,12 +93,20 @@ def ended(config: SftConfig, step: int, total_steps: int, saver: Saver) -> bool:
     return not config.train.max_seconds and step >= total_steps
 
 
+def projector_steps(config: SftConfig) -> int:
+    """Optimiser steps at the start in which the projector learns alone: where the CTC loss listens to it, those of CTC
+    alone too, for weight decay would else move what has no gradient.
+    """
+    listens = "encoder" in config.actor.freeze
+    return max(config.sft.projector_only_steps, config.sft.ctc_warmup_steps * listens)
+
+
 def rates_of(config: SftConfig, step: int, done: float, total: float) -> tuple[float, float]:
     """Learning rates of (everything but the projector, the projector) at optimiser step `step`.
 
-    done, total: of what follows the first --sft.projector_only_steps, in which the projector warms up on its own.
+    done, total: of what follows the steps in which the projector warms up on its own.
     """
-    actor, alone = config.actor, config.sft.projector_only_steps
+    actor, alone = config.actor, projector_steps(config)
     peak = config.sft.projector_lr or actor.adam.lr
     if step < alone:
         return 0.0, learning_rate(step, alone, peak, actor.lr_warmup_ratio * alone, 1.0, "constant")

@@ -28,15 +28,15 @@ from speechrl.types import Group, Scores
 
 logger = logging.getLogger(__name__)
 
-# The progress line: label, the metrics that may fill it (first found wins), format. The loss stands in where there is
-# no reward (SFT): a policy loss says nothing about progress.
+# The progress line: label, the metrics that may fill it (first found wins), format. Losses stand in where there is no
+# reward (SFT): a policy loss says nothing about progress.
 PROGRESS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("reward", ("reward/mean",), "{:.4f}"),
     ("CER", ("rollout/cer",), "{:.4f}"),
     ("KL", ("train/kl_nats",), "{:.5f}"),
     ("tokens/s", ("train/tokens_per_s", "rollout/tokens_per_s"), "{:,.0f}"),
 )
-LOSS = ("loss", ("train/loss", "train/ctc_loss"), "{:.4f}")
+LOSSES = (("loss", ("train/loss",), "{:.4f}"), ("CTC", ("train/ctc_loss",), "{:.4f}"))
 # Rich takes 80 columns where the output is a file; tables of transcripts need more.
 LOG_FILE_COLUMNS = 140
 KEPT_TABLES = 50  # whose sounds stay on disk
@@ -133,7 +133,7 @@ class Tracker:
             self._first = (step, now)
         first_step, first_time = self._first
         step_s = (now - first_time) / (step - first_step) if step > first_step else metrics.get("time/step_s")
-        fields = PROGRESS if any(name in metrics for name in PROGRESS[0][1]) else (LOSS, *PROGRESS[1:])
+        fields = PROGRESS if any(name in metrics for name in PROGRESS[0][1]) else (*LOSSES, *PROGRESS[1:])
         parts = [f"step {step}/{self.total_steps}"]
         for label, names, form in fields:
             name = next((name for name in names if name in metrics), None)

@@ -53,6 +53,8 @@ class Watch:
 
     def _judge(self, metrics: Mapping[str, float | None]) -> list[str]:
         warnings = []
+        if metrics.get("train/loss") is not None and not self._recent["train/loss"]:
+            self._recent["train/grad_norm"].clear()  # before the first loss another one was trained on (CTC alone)
         for name, recent in self._recent.items():
             value = metrics.get(name)
             if value is None or not math.isfinite(value):

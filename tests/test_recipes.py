@@ -277,3 +277,7 @@ def test_curves_of_two_runs_are_drawn_and_what_is_missing_is_named(tmp_path: Pat
         script.main([str(out), *runs, "--metrics", "z"])
     with pytest.raises(SystemExit, match=r"--runs z=nowhere: give NAME=FOLDER"):
         script.main([str(out), "--runs", "z=nowhere", "--metrics", "x"])
+    with pytest.raises(SystemExit, match="give each name once"):
+        script.main([str(out), *runs, f"x={tmp_path / 'y'}", "--metrics", "x"])
+    with pytest.raises(SystemExit, match="nowhere"):
+        script.main([str(tmp_path / "nowhere" / "out.png"), *runs, "--metrics", "x"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,16 @@ import torch
 from safetensors.torch import load_file
 
 from speechrl.config import SftConfig, parse
-from speechrl.data.manifest import read_manifest
+from speechrl.data.manifest import read_manifest, write_manifest
 from speechrl.data.mix import ctc_units
 from speechrl.data.normalise import normalise
 from speechrl.models.corruption import SPAN, Corruption, hidden_tokens, hide_spans
+from speechrl.models.ctc import fits
 from speechrl.models.load import load_model
 from speechrl.models.policy import PolicyModule
 from speechrl.models.prompts import PromptBuilder
 from speechrl.ports import free_socket_port
+from speechrl.preflight import preflight
 from speechrl.saving import Saver
 from speechrl.sections import Actor, Adam, Ckpt, Data, Ds, Eval, Sft, Train
 from speechrl.sft import ended, rates_of
@@ -147,15 +150,18 @@ def test_the_ctc_head_is_the_language_models_embeddings(qwen3_asr: str, noise_ma
 
 @pytest.mark.parametrize(("stage", "dtype"), [(0, "fp32"), (2, "fp32"), (3, "fp32"), (2, "bf16")])
 def test_steps_of_ctc_alone_under_every_sharding(stage: int, dtype: str, qwen3_asr: str, noise_manifest: str) -> None:
-    """The language model, which does not run in them, has no gradient; the next step trains it."""
+    """The language model does not run in them and has no gradient; the next step trains it."""
     utterances = read_manifest(noise_manifest)[:4]
     config = make_config(qwen3_asr, noise_manifest, ctc_weight=0.5)
     config = config.model_copy(update={"ds": Ds(zero_stage=stage, param_dtype=dtype)})
     rank = PolicyRank(config, Place(0, 1, "127.0.0.1", free_socket_port()), ctc_units([utterances], "words"))
-    states, metrics = [whole_state(rank.engine)], []
+    states, metrics, runs, calls = [whole_state(rank.engine)], [], [], []
+    rank.module.decoder.register_forward_hook(lambda *_: calls.append(1))
     for ctc_only in (True, False):
         metrics.append(rank.sft_update(utterances, 1e-2, 1e-2, ctc_only))
         states.append(whole_state(rank.engine))
+        runs.append(len(calls))
+    assert runs[0] == 0 and runs[1] > 0
     name = "model.lm_head.weight"
     assert torch.equal(states[0][name], states[1][name]) and not torch.equal(states[1][name], states[2][name])
     assert "train/loss" not in metrics[0] and metrics[1]["train/loss"] > 0
@@ -178,14 +184,81 @@ def test_ctc_alone_teaches_the_projector_to_write_embeddings(qwen3_asr: str, noi
         sizes = (torch.tensor([len(scores)]), torch.tensor([target.shape[1]]))
         loss = torch.nn.CTCLoss(reduction="sum", zero_infinity=True)(scores.log_softmax(-1)[:, None], target, *sizes)
         nlls.append(loss.item())
-        num_units += target.shape[1]
-    assert sum(nlls) > 0
+        num_units += target.shape[1] * bool(loss)  # 0: more units than frames
+    assert sorted(map(bool, nlls)) == [False, False, True, True]
     losses = [rank.sft_update(utterances, 0.0, 3e-2, ctc_only=True)["train/ctc_loss"] for _ in range(12)]
     assert losses[0] == pytest.approx(sum(nlls) / num_units, rel=1e-5)
     assert losses[-1] < 0.9 * losses[0]
     after = rank.module.state_dict()
     moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
     assert moved == {name for name in before if "multi_modal_projector" in name} | {"ctc_head.bias"}
+
+
+def test_texts_that_no_audio_has_room_for_are_left_out_of_ctc(qwen3_asr: str, noise_manifest: str) -> None:
+    """Their share is told, and the loss of the others is what it is without them."""
+    first, second = (replace(item, text="a b") for item in read_manifest(noise_manifest)[:2])
+    endless = replace(second, text="ab " * 40)
+    units = ctc_units([[first, endless]], "characters")
+    config = make_config(qwen3_asr, noise_manifest, ctc_weight=0.5, ctc_units="characters")
+    found = []
+    for batch in ([first], [first, endless], [endless]):
+        rank = PolicyRank(config, Place(0, 1, "127.0.0.1", free_socket_port()), units)
+        if batch == [endless]:
+            with pytest.raises(ValueError, match=f"--sft.ctc_weight: samples {endless.id} have more units"):
+                rank.sft_update(batch, 0.0, 1e-3, ctc_only=True)
+        else:
+            found.append(rank.sft_update(batch, 0.0, 1e-3, ctc_only=True))
+    assert [item["train/ctc_left_out_share"] for item in found] == [0.0, 0.5]
+    assert found[0]["train/ctc_loss"] == pytest.approx(found[1]["train/ctc_loss"], rel=1e-6)
+    assert found[0]["train/grad_norm"] == pytest.approx(found[1]["train/grad_norm"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("units", "num_frames", "room"),
+    [((1, 2, 3), 3, True), ((1, 2, 3), 2, False), ((1, 1, 2), 3, False), ((1, 1, 2), 4, True), ((), 0, True)],
+)
+def test_what_fits_into_frames(units: tuple[int, ...], num_frames: int, room: bool) -> None:
+    """torch's CTC loss is infinite just where it does not."""
+    assert fits(units, num_frames) == room
+    if num_frames:
+        scores = torch.zeros(num_frames, 1, 4).log_softmax(-1)
+        sizes = torch.tensor([num_frames]), torch.tensor([len(units)])
+        loss = torch.nn.functional.ctc_loss(scores, torch.tensor([units]), *sizes, reduction="sum")
+        assert torch.isfinite(loss).item() == room
+
+
+def test_ctc_that_would_train_nothing_is_refused(qwen3_asr: str, noise_manifest: str) -> None:
+    config = make_config(qwen3_asr, noise_manifest, ctc_weight=0.5)
+    held = config.actor.model_copy(update={"freeze": ("encoder", "matrices")})
+    with pytest.raises(
+        ValueError, match=r"--sft.ctc_weight trains the projector, of which --actor.freeze leaves nothing"
+    ):
+        PolicyRank(config.model_copy(update={"actor": held}), Place(0, 1, "127.0.0.1", free_socket_port()), {"a": 1})
+
+
+def test_ctc_needs_something_to_spell_and_a_model_that_hears(
+    causal_lm: str, noise_manifest: str, tmp_path: Path
+) -> None:
+    silent = [replace(item, text="?!") for item in read_manifest(noise_manifest)]
+    with pytest.raises(ValueError, match=r"no text of --data.prompt_dataset has a letter or digit"):
+        ctc_units([silent], "characters")
+    manifest = tmp_path / "texts.jsonl"
+    write_manifest(manifest, [{"id": "a", "prompt": "a", "text": "b"}])
+    config = make_config(causal_lm, str(manifest), ctc_weight=0.5)
+    with pytest.raises(ValueError, match=r"--sft.ctc_weight 0.5 needs a model that hears: causal_lm does not"):
+        preflight(config, {"texts": read_manifest(str(manifest))})
+
+
+def test_steps_of_ctc_alone_leave_the_rest_at_rate_0_where_the_encoder_is_frozen() -> None:
+    config = make_config("m", "d", ctc_weight=0.5, ctc_warmup_steps=3, projector_lr=1e-2)
+    assert [rates_of(config, step, max(0, step - 3), 11)[0] for step in range(4)] == [
+        0,
+        0,
+        0,
+        pytest.approx(2e-3 / 3.2),
+    ]
+    trains = config.model_copy(update={"actor": config.actor.model_copy(update={"freeze": ()})})
+    assert rates_of(trains, 1, 1, 14)[0] == pytest.approx(2e-3 * 2 / 3.8)
 
 
 def test_the_ctc_head_of_a_frozen_encoder_stays_out_of_the_export(
@@ -262,6 +335,7 @@ def test_a_resumed_run_that_had_stopped_stays_stopped() -> None:
 REFUSED = {
     "--sft.patience 2": "--sft.patience 2 needs --eval.best_metric",
     "--sft.projector_only_steps 9 --train.max_steps 9": "leaves nothing of --train.max_steps 9 for the rest",
+    "--sft.ctc_weight 1 --sft.ctc_warmup_steps 9 --train.max_steps 9": "--sft.ctc_warmup_steps 9 leaves nothing",
     "--sft.projector_lr 1e-3 --actor.freeze encoder projector": "--sft.projector_lr 0.001 trains the projector, which",
 }
 

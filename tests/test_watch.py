@@ -40,3 +40,12 @@ def test_refused_steps_are_counted_up_to_their_bound() -> None:
         assert watch.refuse(step, StepRefused("bad")) == {"train/skipped": 1.0, "train/refused": 1.0}
     with pytest.raises(StepRefused):
         watch.refuse(3, StepRefused("bad"))
+
+
+def test_a_gradient_is_not_compared_with_that_of_another_loss() -> None:
+    """Steps of CTC alone have no train/loss; the first that has one starts anew."""
+    watch = Watch(0)
+    warnings = [watch.look(step, {"train/grad_norm": 0.1})["train/warnings"] for step in range(20)]
+    warnings += [watch.look(step, {"train/grad_norm": 3.0, "train/loss": 5.0})["train/warnings"] for step in range(20)]
+    assert warnings == [0] * 40
+    assert watch.look(41, {"train/grad_norm": 9.0, "train/loss": 5.0}) == {"train/warnings": 1.0}

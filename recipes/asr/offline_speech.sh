@@ -90,8 +90,7 @@ sft=("${common[@]}" "${sft_size[@]}" "${watch[@]}" --actor.adam.betas 0.9 0.98 -
   --sft.ctc_weight 0.3 --sft.ctc_units characters)
 
 stage sft speechrl sft "${sft[@]}" --actor.model_name_or_path "$model" --data.prompt_dataset "${sft_data[@]}" \
-  --actor.adam.lr "$SFT_LR" --sft.projector_lr 2e-3 --sft.projector_only_steps "$CTC_STEPS" \
-  --sft.ctc_warmup_steps "$CTC_STEPS" \
+  --actor.adam.lr "$SFT_LR" --sft.projector_lr 2e-3 --sft.ctc_warmup_steps "$CTC_STEPS" \
   --train.max_seconds "$SFT_SECONDS" --ckpt.output_dir "$RUN/sft"
 
 [ "$EVAL_STEPS" -eq 0 ] || watch+=(--eval.steps 20)  # the last of a flag counts

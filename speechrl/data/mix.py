@@ -147,7 +147,9 @@ CTC_UNITS: dict[str, Callable[[str], Sequence[str]]] = {"words": words, "charact
 
 
 def ctc_units(sources: Sequence[Sequence[Utterance]], kind: str) -> dict[str, int]:
-    """Every unit of the normalised references -> id from 1; 0 is CTC's blank."""
+    """Every unit of the normalised references -> id from 1; 0 is CTC's blank. Raises ValueError if there is none."""
     units_of = CTC_UNITS[kind]
     found = sorted({unit for source in sources for utterance in source for unit in units_of(utterance.text)})
+    if not found:
+        raise ValueError("--sft.ctc_weight: no text of --data.prompt_dataset has a letter or digit to spell")
     return {unit: index for index, unit in enumerate(found, start=1)}

@@ -10,29 +10,18 @@ width, K CTC units and the blank.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speechrl.models.attention import SWITCHING, block_mask, dense_mask
 from speechrl.models.corruption import INTACT, Corruption, hidden_tokens, hide_spans
+from speechrl.models.ctc import CtcTarget, ctc_nll
 from speechrl.models.families import logits_divisor
 from speechrl.models.family import Features
 from speechrl.models.load import LoadedModel
 from speechrl.models.logprobs import LogprobHead, Softmax
-
-
-@dataclass(frozen=True)
-class CtcTarget:
-    """Unit ids of each distinct utterance of a batch, in the order of its audio; 0 is the blank. alone: nothing else is
-    asked for, and the language model does not run.
-    """
-
-    units: tuple[tuple[int, ...], ...]
-    alone: bool = False
 
 
 class PolicyModule(nn.Module):
@@ -171,8 +160,7 @@ class PolicyModule(nn.Module):
 
         corruption: what training hides of the inputs.
         Returns (logprobs_BR, entropy_BR, ctc_loss): 0 on padding; entropy without gradient, zeros unless asked for;
-        ctc_loss the sum over utterances of -log p(units) (Graves et al. 2006), 0 without a target. Log-probs are 0
-        where the target is to be learnt alone.
+        ctc_loss as of ctc_nll, 0 without a target. Log-probs are 0 where the target is to be learnt alone.
         """
         audio = batch.audio
         if audio and isinstance(audio[0], Features):
@@ -216,31 +204,21 @@ class PolicyModule(nn.Module):
 
     @torch.no_grad()
     def aim_ctc_head(self, unit_token_ids: Sequence[Sequence[int]]) -> None:
-        """Where the encoder is frozen: make the head the language model's own embeddings, held fixed. A unit's row is
-        the mean of its tokens', the blank's is 0. What the CTC loss then makes of audio the language model can read.
+        """Where the encoder is frozen: make the head the language model's own embeddings, held fixed, so that the CTC
+        loss moves projected audio towards them. A unit's row is the mean of its tokens', the blank's is 0.
         """
         assert self.ctc_head is not None and self.encoder_is_frozen
         embeddings_VH = self.model.get_input_embeddings().weight
         self.ctc_head.weight.zero_()
         for unit, ids in enumerate(unit_token_ids, start=1):
-            if len(ids):
-                self.ctc_head.weight[unit] = embeddings_VH[list(ids)].mean(0)
+            self.ctc_head.weight[unit] = embeddings_VH[list(ids)].mean(0)
         self.ctc_head.weight.requires_grad_(False)
         self.ctc_head.bias.zero_()
 
     def _ctc_loss(self, heard: Sequence[Tensor], target: CtcTarget) -> Tensor:
         """heard: what the head reads of each distinct utterance, [O, D] or [A, H]."""
         assert self.ctc_head is not None
-        lengths = [len(item) for item in heard]
-        logprobs = self.ctc_head(torch.cat(list(heard))).float().log_softmax(-1).split(lengths)
-        return F.ctc_loss(
-            nn.utils.rnn.pad_sequence(list(logprobs)),  # [A, U, K]
-            torch.tensor([unit for units in target.units for unit in units], device=logprobs[0].device),
-            torch.tensor(lengths),
-            torch.tensor([len(units) for units in target.units]),
-            reduction="none",
-            zero_infinity=True,  # an utterance with more units than frames can't be aligned
-        ).sum()
+        return ctc_nll(self.ctc_head(torch.cat(list(heard))).split([len(item) for item in heard]), target)
 
 
 def disable_dropout(model: nn.Module) -> None:

@@ -223,3 +223,8 @@ def pad(
             start = width - len(sequence) if left else 0
             out[row, start : start + len(sequence)] = torch.tensor(sequence, dtype=dtype)
     return out
+
+
+def stacked(rows: Sequence[Sequence[float]], like_BR: Tensor) -> Tensor:
+    """[B, R] with each row's values at its start and 0 behind."""
+    return pad(rows, 0.0, torch.float32).to(like_BR.device)

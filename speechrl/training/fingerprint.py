@@ -51,9 +51,10 @@ def refuse_another(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     for key, name in FINGERPRINT.items():
         if key not in here or (key == "command" and key not in saved):  # a checkpoint may be older than it
             continue
-        if saved.get(key) != here[key]:
+        there = "words" if saved.get(key) is True else saved.get(key)  # once there were no other CTC units
+        if there != here[key]:
             raise ValueError(
-                f"--ckpt.resume: the checkpoint was written with another value of {name}: {saved.get(key)} there, "
+                f"--ckpt.resume: the checkpoint was written with another value of {name}: {there} there, "
                 f"{here[key]} here. Resume with the checkpoint's; to change it, start a new run from an export "
                 "(hf/ in the run's folder, or `speechrl export`)"
             )

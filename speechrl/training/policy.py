@@ -18,10 +18,6 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from speechrl.algorithms.correction import correction
-from speechrl.algorithms.gap import SUMS as GAP_SUMS
-from speechrl.algorithms.gap import finish as finish_gap
-from speechrl.algorithms.gap import logprob_gap
-from speechrl.algorithms.gap import merge as merge_gaps
 from speechrl.algorithms.kl import masked_kl
 from speechrl.algorithms.losses import NORMALISERS, POLICY_LOSSES
 from speechrl.config import Common, SftConfig, TrainConfig
@@ -29,18 +25,20 @@ from speechrl.data.mix import CTC_UNITS
 from speechrl.faults import StepRefused
 from speechrl.models.attention import why_not_flex
 from speechrl.models.corruption import Corruption
+from speechrl.models.ctc import CtcTarget, fits
 from speechrl.models.export import write_folder
 from speechrl.models.family import Features
-from speechrl.models.flops import DecoderShape, peak_flops, training_flops
+from speechrl.models.flops import DecoderShape, training_flops
 from speechrl.models.load import load_model, use_liger_kernels, weights_digest
-from speechrl.models.policy import CtcTarget, PolicyModule, disable_dropout
+from speechrl.models.policy import PolicyModule, disable_dropout
 from speechrl.ports import free_address
 from speechrl.reward.plugin import name_samples
 from speechrl.rollout import vllm_api
 from speechrl.sections import Train
 from speechrl.training import deepspeed_engine, memory, streams
-from speechrl.training.batch import Packing, Row, collate, group_sizes, micro_batches, pad, rows_of
+from speechrl.training.batch import Packing, Row, collate, group_sizes, micro_batches, rows_of, stacked
 from speechrl.training.inference import InferenceRank, pick_device
+from speechrl.training.meter import Meter, policy_metrics, speed
 from speechrl.types import TrainGroup, Utterance
 
 Audio = Mapping[str, Tensor | Features]
@@ -77,9 +75,8 @@ class PolicyRank(InferenceRank):
             place.rank,
         )
         self.ctc_units = ctc_units or {}
-        if self.ctc_units and self.module.encoder_is_frozen:
-            tokens = self.builder.tokenizer(list(self.ctc_units), add_special_tokens=False).input_ids
-            self.module.aim_ctc_head(tokens)
+        if self.ctc_units:
+            self._prepare_ctc_head()
         # rank 0 tells for all: they load the same folder
         self.model_digest = weights_digest(self.loaded) if place.rank == 0 else ""
         if isinstance(config, TrainConfig):
@@ -130,8 +127,8 @@ class PolicyRank(InferenceRank):
             "train/learning_rate": learning_rate,
             "train/optimizer_steps": float(self.weights_version),
         }
-        speed = _speed(sums["flops"] / self.place.world_size / (time.monotonic() - started), self.device)
-        return _policy_metrics(sums, num_steps=len(norms)) | facts | speed | memory.peak(self.device)
+        pace = speed(sums["flops"] / self.place.world_size / (time.monotonic() - started), self.device)
+        return policy_metrics(sums, num_steps=len(norms)) | facts | pace | memory.peak(self.device)
 
     def _update_once(self, rows: list[Row], audio: Audio, learning_rate: float, meter: Meter) -> float:
         config = self.config
@@ -164,14 +161,14 @@ class PolicyRank(InferenceRank):
         mask_BR = batch.mask_BR & trained_B[:, None]
         advantages_B = torch.tensor([row.advantage for row in rows], device=self.device)
         first_step = not rows[0].old_logprobs
-        old_BR = logprobs_BR.detach() if first_step else _stacked([row.old_logprobs for row in rows], logprobs_BR)
+        old_BR = logprobs_BR.detach() if first_step else stacked([row.old_logprobs for row in rows], logprobs_BR)
         policy = POLICY_LOSSES[algo.policy_loss](logprobs_BR, old_BR, advantages_B, mask_BR, *clip)
-        sampler_BR = _stacked([row.sampler_logprobs for row in rows], logprobs_BR)
+        sampler_BR = stacked([row.sampler_logprobs for row in rows], logprobs_BR)
         fix = algo.correction
         weight_of_token_BR, touched = correction(fix.method, old_BR, sampler_BR, mask_BR, fix.bounds)
         loss_BR = policy.loss_BT * weight_of_token_BR
         if rows[0].ref_logprobs:
-            ref_BR = _stacked([row.ref_logprobs for row in rows], logprobs_BR)
+            ref_BR = stacked([row.ref_logprobs for row in rows], logprobs_BR)
             kl_BR = masked_kl(algo.kl.estimator, logprobs_BR, ref_BR, mask_BR)
             if algo.kl.use_loss:
                 loss_BR = loss_BR + algo.kl.init_coef * kl_BR
@@ -226,7 +223,7 @@ class PolicyRank(InferenceRank):
         ctc_only: bool = False,
     ) -> dict[str, float]:
         """One optimiser step of teacher forcing on this rank's utterances: mean over all ranks' label tokens of
-        -log p, plus --sft.ctc_weight times the mean over utterances of the CTC loss per unit. Returns metrics.
+        -log p, plus --sft.ctc_weight times the CTC loss per unit of the texts that fit their audio. Returns metrics.
 
         projector_rate: learning rate of the projector; learning_rate if None. ctc_only: the CTC loss alone.
         Raises StepRefused, on every rank, on a loss or gradient that is not finite.
@@ -236,19 +233,20 @@ class PolicyRank(InferenceRank):
         self.engine.train()
         audio = self._audio_of(utterances)  # first, so that the rows find encoder outputs at hand
         rows = self._label_rows(utterances)
-        by_id = {utterance.id: utterance for utterance in utterances}
         packing = self._sft_packing(config.train)
         corruption = Corruption(config.sft.hide_audio, config.sft.hide_tokens)
-        meter, count = Meter(), Meter()
-        count.add(tokens=sum(len(row.response_ids) for row in rows))
-        count.add(units=sum(len(self._units(utterance)) for utterance in utterances))
-        totals = count.over_ranks(self.device)
+        meter = Meter()
+        units = {utterance.id: self._units(utterance) for utterance in utterances}
+        totals = self._sft_totals(rows, units, audio)
+        if ctc_only and not totals["units"]:
+            raise ValueError(
+                f"--sft.ctc_weight: {name_samples(list(units))} have more units than their audio has frames"
+            )
 
         def loss_of(batch_rows: list[Row]) -> Tensor:
             batch = collate(batch_rows, audio, self.builder.pad_id, self.device, packing)
             ids = dict.fromkeys(row.utterance_id for row in batch_rows)
-            units = tuple(self._units(by_id[key]) for key in ids)
-            target = CtcTarget(units, ctc_only) if self.ctc_units else None
+            target = CtcTarget(tuple(units[key] for key in ids), ctc_only) if self.ctc_units else None
             logprobs_BR, _, ctc_sum = self.engine(batch, ctc=target, corruption=corruption)
             weights_B1 = torch.tensor([row.weight for row in batch_rows], device=self.device)[:, None]
             nll_BR = -logprobs_BR * batch.mask_BR * weights_B1
@@ -271,8 +269,20 @@ class PolicyRank(InferenceRank):
             "train/learning_rate": learning_rate,
             "train/padding_share": 1.0 - sums["filled"] / sums["slots"],
         }
-        metrics |= {} if ctc_only else {"train/loss": sums["nll"] / totals["tokens"]}
-        return metrics | ({"train/ctc_loss": sums["ctc"] / max(totals["units"], 1.0)} if self.ctc_units else {})
+        if not ctc_only:
+            metrics["train/loss"] = sums["nll"] / totals["tokens"]
+        if self.ctc_units:
+            metrics["train/ctc_loss"] = sums["ctc"] / max(totals["units"], 1.0)
+            metrics["train/ctc_left_out_share"] = 1.0 - totals["fitting"] / totals["utterances"]
+        return metrics
+
+    def _sft_totals(self, rows: list[Row], units: Mapping[str, Sequence[int]], audio: Audio) -> dict[str, float]:
+        """Over all ranks: label tokens, utterances, and of those whose CTC units fit their audio number and units."""
+        fitting = [name for name in units if self.ctc_units and fits(units[name], self._num_heard(audio[name]))]
+        count = Meter()
+        count.add(tokens=sum(len(row.response_ids) for row in rows), utterances=len(units))
+        count.add(fitting=len(fitting), units=sum(len(units[name]) for name in fitting))
+        return count.over_ranks(self.device)
 
     def _sft_packing(self, options: Train) -> Packing:
         """Utterances one behind the other where FlexAttention can tell them apart, else each a sequence of its own."""
@@ -280,8 +290,9 @@ class PolicyRank(InferenceRank):
         return packing if packing.one_sequence else replace(packing, shared_prefix=False)
 
     def _projector_parameters(self) -> list[str]:
-        """Names in the module of what --sft.projector_lr is about; a CTC head goes along."""
-        prefixes = [f"model.{name}." for name in self.family.roles.get("projector", ())] + ["ctc_head."]
+        """Names in the module of what --sft.projector_lr is about, with a CTC head that listens to the projector."""
+        prefixes = [f"model.{name}." for name in self.family.roles.get("projector", ())]
+        prefixes += ["ctc_head."] * self.module.encoder_is_frozen
         return [name for name, _ in self.module.named_parameters() if name.startswith(tuple(prefixes))]
 
     def _label_rows(self, utterances: Sequence[Utterance]) -> list[Row]:
@@ -292,11 +303,34 @@ class PolicyRank(InferenceRank):
             for utterance, prepared in zip(utterances, self.prepare(utterances), strict=True)
         ]
 
+    # --- its CTC loss -----------------------------------------------------------------------------------------------
+
+    def _prepare_ctc_head(self) -> None:
+        """Raises ValueError when the loss would train nothing, or the model can't spell a unit."""
+        frozen = self.module.encoder_is_frozen
+        role = "projector" if frozen else "encoder"
+        if not self.parameter_counts[role][0]:
+            raise ValueError(f"--sft.ctc_weight trains the {role}, of which --actor.freeze leaves nothing to train")
+        if not frozen:
+            return
+        tokens = self.builder.tokenizer(list(self.ctc_units), add_special_tokens=False).input_ids
+        if silent := [unit for unit, ids in zip(self.ctc_units, tokens, strict=True) if not ids]:
+            raise ValueError(f"--sft.ctc_units: the tokenizer has no token for {silent}")
+        self.module.aim_ctc_head(tokens)
+
     def _units(self, utterance: Utterance) -> tuple[int, ...]:
         if not self.ctc_units:
             return ()
         assert isinstance(self.config, SftConfig)
         return tuple(self.ctc_units[unit] for unit in CTC_UNITS[self.config.sft.ctc_units](utterance.text))
+
+    def _num_heard(self, audio: Tensor | Features) -> int:
+        """Frames that the CTC head reads of an encoder output, or of an encoder input where the encoder trains."""
+        hearing = self.family.hearing
+        assert hearing is not None
+        if isinstance(audio, Features):
+            return hearing.num_outputs(audio.num_frames)
+        return hearing.num_rows(len(audio), self.builder.extractor)
 
     # --- shared by both ---------------------------------------------------------------------------------------------
 
@@ -421,66 +455,6 @@ class PolicyRank(InferenceRank):
     def describe(self) -> dict:
         """As of every rank, with what a resumed run must have in common with the one that it continues."""
         return super().describe() | {"model_digest": self.model_digest}
-
-
-class Meter:
-    """Sums and maxima of one update, added over micro-batches, then over ranks."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, float] = {}
-        self.gaps: list[dict[str, float]] = []
-
-    def add(self, **values: float) -> None:
-        for name, value in values.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
-
-    def add_gap(self, trainer_BR: Tensor, rows: Sequence[Row], mask_BR: Tensor) -> None:
-        if rows[0].sampler_logprobs:
-            sampler_BR = _stacked([row.sampler_logprobs for row in rows], trainer_BR)
-            self.gaps.append(logprob_gap(trainer_BR, sampler_BR, mask_BR))
-
-    def over_ranks(self, device: torch.device) -> dict[str, float]:
-        """All sums added over ranks, with the gap's finished metrics."""
-        gap = merge_gaps(self.gaps)
-        values = torch.tensor(
-            [*self.sums.values(), *(gap[name] for name in GAP_SUMS)], dtype=torch.float64, device=device
-        )
-        largest = torch.tensor(gap["abs_max"], dtype=torch.float64, device=device)
-        dist.all_reduce(values)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        numbers = values.tolist()
-        sums = dict(zip(self.sums, numbers, strict=False))
-        gap = dict(zip(GAP_SUMS, numbers[len(sums) :], strict=True)) | {"abs_max": float(largest)}
-        return sums | finish_gap(gap)
-
-
-def _policy_metrics(sums: dict[str, float], num_steps: int) -> dict[str, float]:
-    """Means per token or per optimiser step of one update's sums."""
-    tokens = max(sums["tokens"], 1.0)
-    metrics = {
-        "train/loss": sums["loss"] / num_steps,
-        "train/tokens": sums["tokens"],
-        "train/entropy_nats": sums["entropy"] / tokens,
-        "train/clip_fraction": sums["clipped"] / tokens,
-        "train/ratio_mean": sums["ratio"] / tokens,
-        "train/corrected_share": sums["corrected"] / tokens,
-        "train/sequence_tokens": sums["filled"] / num_steps,
-        "train/padding_share": 1.0 - sums["filled"] / max(sums["slots"], 1.0),
-    }
-    if "kl" in sums:
-        metrics["train/kl_nats"] = sums["kl"] / tokens
-    return metrics | {name: value for name, value in sums.items() if name.startswith("gap/")}
-
-
-def _speed(flops_per_s: float, device: torch.device) -> dict[str, float]:
-    """Useful TFLOP/s of a rank while it updates, and their share of what its GPU could do."""
-    peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    return {"train/tflops_per_rank": flops_per_s / 1e12} | ({"train/mfu": flops_per_s / peak} if peak else {})
-
-
-def _stacked(rows: Sequence[Sequence[float]], like_BR: Tensor) -> Tensor:
-    """[B, R] with each row's values at its start and 0 behind."""
-    return pad(rows, 0.0, torch.float32).to(like_BR.device)
 
 
 def _streams_path(folder: str, rank: int) -> Path:
