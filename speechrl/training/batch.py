@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -163,7 +164,8 @@ def collate(
     for group, bundle in enumerate(bundles):
         index = 0 if packing.one_sequence else group
         places.update(sequences[index].add(bundle, group, index))
-    where = torch.tensor([place for row in rows for place in places[id(row)]], dtype=torch.long).view(-1, 2).to(device)
+    all_places = np.array([place for row in rows for place in places[id(row)]], dtype=np.int64).reshape(-1, 2)
+    where = torch.from_numpy(all_places).to(device)
     ids = list(dict.fromkeys(row.utterance_id for row in rows)) if audio else []
     position = {utterance_id: index for index, utterance_id in enumerate(ids)}
 
@@ -218,10 +220,10 @@ def pad(
     """[B, longest, rounded up to a multiple]: sequences padded with `value` on the right, or on the left."""
     width = -(-max(len(sequence) for sequence in sequences) // multiple) * multiple
     out = torch.full((len(sequences), width), value, dtype=dtype)
+    cells = out.numpy()  # the same memory; numpy reads lists several times faster
     for row, sequence in enumerate(sequences):
-        if len(sequence):
-            start = width - len(sequence) if left else 0
-            out[row, start : start + len(sequence)] = torch.tensor(sequence, dtype=dtype)
+        start = width - len(sequence) if left else 0
+        cells[row, start : start + len(sequence)] = sequence
     return out
 
 
