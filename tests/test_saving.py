@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,17 @@ def test_a_checkpoint_from_before_the_command_was_kept_is_taken(tmp_path: Path) 
     assert start(tmp_path)[3] == 1
 
 
+@pytest.fixture
+def heeds_signals() -> Iterator[None]:
+    """Python's usual handlers, also where the tests run in the background, which ignores Ctrl-C."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("heeds_signals")
 @pytest.mark.parametrize("save_steps", [100, 0])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_lets_the_step_end_and_saves_it(number: signal.Signals, save_steps: int, tmp_path: Path) -> None:
