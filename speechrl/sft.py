@@ -42,7 +42,8 @@ def sft(config: SftConfig) -> Path:
         facts = stages.announce(policy.describe()[0])
         saver = Saver(config, run, policy, loader, facts["model_digest"], found)
         run.claim()
-        tracker = Tracker.from_options(config.tracking, run.path, config.model_dump(mode="json"), total_steps)
+        known_steps = 0 if config.train.max_seconds else total_steps
+        tracker = Tracker.from_options(config.tracking, run.path, config.model_dump(mode="json"), known_steps)
         step = saver.resume(tracker)
         last = ended(config, step, total_steps, saver)
         started = time.monotonic()

@@ -47,6 +47,7 @@ class Tracker:
 
     output_dir: folder of metrics.jsonl, samples.jsonl and tensorboard/; made if missing.
     run_config: the resolved config, shown by Weights & Biases and TensorBoard.
+    total_steps: of the run; 0 where the clock ends it.
     console, clock: for tests. clock gives seconds.
 
     Raises ValueError when a backend that was asked for is not installed, naming its flag.
@@ -134,12 +135,12 @@ class Tracker:
         first_step, first_time = self._first
         step_s = (now - first_time) / (step - first_step) if step > first_step else metrics.get("time/step_s")
         fields = PROGRESS if any(name in metrics for name in PROGRESS[0][1]) else (*LOSSES, *PROGRESS[1:])
-        parts = [f"step {step}/{self.total_steps}"]
+        parts = [f"step {step}/{self.total_steps}" if self.total_steps else f"step {step}"]
         for label, names, form in fields:
             name = next((name for name in names if name in metrics), None)
             if name is not None:
                 parts.append(f"{label} {form.format(float(metrics[name]))}")
-        if step_s is not None:
+        if step_s is not None and self.total_steps:
             parts.append(f"{_duration(step_s * max(self.total_steps - step, 0))} left")
         line = "  ".join(parts)
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -91,6 +91,13 @@ def test_recipe_parses(recipe: Path, tmp_path: Path) -> None:
         assert [config.train.max_seconds for config in configs if type(config) is options.SftConfig] == [300, 6]
 
 
+def test_the_benchmark_of_synthesis_parses(tmp_path: Path) -> None:
+    calls = calls_of([str(ROOT / "benchmarks" / "speech_step.sh"), str(tmp_path / "out"), "listener"], tmp_path)
+    kinds = [type(config) for config in map(parse, (call for call in calls if call.program == "speechrl"))]
+    assert kinds == [options.SynthConfig, options.SftConfig, options.TrainConfig]
+    assert [call.words[0] for call in calls if call.program == "python"] == ["benchmarks/make_speaker.py"]
+
+
 def test_there_are_recipes_for_speech_and_text() -> None:
     assert {path.parent.name for path in RECIPES} >= {"asr", "text", "tts"}
 

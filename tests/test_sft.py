@@ -172,7 +172,7 @@ def test_ctc_alone_teaches_the_projector_to_write_embeddings(qwen3_asr: str, noi
     utterances = read_manifest(noise_manifest)[:4]
     rank = ctc_rank(qwen3_asr, noise_manifest)
     before = {name: value.detach().clone() for name, value in rank.module.state_dict().items()}
-    # -log p(units) by hand: torch.nn's CTC loss on products with embeddings, its own mean over an utterance's units
+    # -log p(units) by another way: torch.nn's CTC loss of one clip at a time, on products with the embeddings
     table, spelt = rank.module.model.get_input_embeddings().weight, rank.builder.tokenizer
     rows = [table.new_zeros(table.shape[1])]
     rows += [table[spelt(unit, add_special_tokens=False).input_ids].mean(0) for unit in rank.ctc_units]
@@ -251,12 +251,8 @@ def test_ctc_needs_something_to_spell_and_a_model_that_hears(
 
 def test_steps_of_ctc_alone_leave_the_rest_at_rate_0_where_the_encoder_is_frozen() -> None:
     config = make_config("m", "d", ctc_weight=0.5, ctc_warmup_steps=3, projector_lr=1e-2)
-    assert [rates_of(config, step, max(0, step - 3), 11)[0] for step in range(4)] == [
-        0,
-        0,
-        0,
-        pytest.approx(2e-3 / 3.2),
-    ]
+    rates = [rates_of(config, step, max(0, step - 3), 11)[0] for step in range(4)]
+    assert rates == [0, 0, 0, pytest.approx(2e-3 / 3.2)]
     trains = config.model_copy(update={"actor": config.actor.model_copy(update={"freeze": ()})})
     assert rates_of(trains, 1, 1, 14)[0] == pytest.approx(2e-3 * 2 / 3.8)
 

@@ -127,6 +127,12 @@ def test_progress_line(tmp_path):
     assert tracker._console.export_text().splitlines()[0] == first
 
 
+def test_progress_line_of_a_run_that_the_clock_ends_promises_nothing(tmp_path):
+    tracker = make(tmp_path, total_steps=0)
+    line = tracker.progress_line(445, {"train/loss": 0.5, "train/ctc_loss": 1.25, "time/step_s": 2.0})
+    assert line == "step 445  loss 0.5000  CTC 1.2500"
+
+
 def test_progress_line_of_sft_has_the_loss_and_leaves_out_the_rest(tmp_path):
     assert make(tmp_path).progress_line(1, {"train/loss": 2.34567, "other": 1}) == "step 1/100  loss 2.3457"
 
