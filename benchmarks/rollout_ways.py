@@ -1,4 +1,4 @@
-"""Ways to give audio to vLLM, each bare (no Ray, no trainer), for the same prompts: seconds a batch.
+"""Ways to give audio to vLLM for the same prompts, bare (no Ray, no trainer), and through speechrl: seconds a batch.
 
     python benchmarks/rollout_ways.py INPUTS WAY [--tokens 64] [--samples 8]
 
@@ -6,9 +6,11 @@ WAY   audio    the whole model in vLLM, raw audio in each request (its encoder r
                audio that vLLM's encoder cache has seen: the floor of that way, not a thing to have
       embeds   the language model alone, prompts as embeddings
       rows     the language model alone, audio as rows past the vocabulary: what speechrl does
+      speechrl the same through speechrl's rank and engine, Ray actors on the same GPU: prompts, projector, transfer of
+               the audio and of the samples, their texts; and `rows` with the same weights, in turn with it
 
-Encoder time is part of `audio` only; speechrl pays it once on the policy, for rollouts and training together. Prints
-one line of JSON for each set of make_inputs.py (10 s: 64 utterances, 30 s: 32).
+Encoder time is part of `audio` only; speechrl pays it once on the policy, for rollouts and training together, while the
+batch before is trained on. Prints one line of JSON for each set of make_inputs.py (10 s: 64 utterances, 30 s: 32).
 """
 
 from __future__ import annotations
@@ -19,28 +21,37 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import ray
 import torch
 from make_inputs import STEPS
 from torch import Tensor
 
+from speechrl.config import EvalConfig
 from speechrl.data.audio import load_audio
 from speechrl.data.manifest import read_manifest
+from speechrl.launch import cluster, evaluation_engine, num_beside_ranks
 from speechrl.models.load import load_model
 from speechrl.models.policy import PolicyModule
 from speechrl.models.prompts import PromptBuilder
 from speechrl.rollout import vllm_api
 from speechrl.rollout.engine import EngineInput, EngineSpec, Sampling
-from speechrl.sections import Vllm
-from speechrl.training.weight_sync import engine_config
+from speechrl.rollout.vllm import VllmEngine
+from speechrl.rollout.weights import pack
+from speechrl.sections import Evaluation, Precision, Runtime, Vllm
+from speechrl.training.weight_sync import buckets, engine_config
+from speechrl.types import Utterance
 
 BATCHES = 5  # the first warms up
+WAYS = {"audio": ("audio", "cached"), "speechrl": ("rows", "speechrl")}  # measured in turn; others alone
 EAGER = not torch.cuda.is_available()
-OPTIONS = Vllm(gpu_memory_utilization=0.6, max_model_len=1024, max_audio_tokens=16384, enforce_eager=EAGER)
+DTYPE: Literal["fp32", "bf16"] = "fp32" if EAGER else "bf16"
+OPTIONS = Vllm(gpu_memory_utilization=0.3, max_model_len=1024, max_audio_tokens=16384, enforce_eager=EAGER)
 
 
 @dataclass(frozen=True)
@@ -60,14 +71,13 @@ class Item:
 def prepare(inputs: Path, name: str) -> tuple[EngineSpec, list[list[Item]]]:
     """What an engine must know of the model, and batches of prompts; the model itself is gone afterwards."""
     device = "cpu" if EAGER else "cuda"
-    dtype = "fp32" if EAGER else "bf16"
-    loaded = load_model(str(inputs / "model"), dtype)
+    loaded = load_model(str(inputs / "model"), DTYPE)
     loaded.model.to(device)
     builder = PromptBuilder(loaded, "", False)
     module = PolicyModule(loaded, builder.banned_ids)
     spec = EngineSpec(
         hf_config=engine_config(loaded.model, loaded.family),
-        dtype=dtype,
+        dtype=DTYPE,
         num_audio_rows=OPTIONS.max_audio_tokens,
         max_model_len=OPTIONS.max_model_len,
         banned_ids=builder.banned_ids,
@@ -111,6 +121,31 @@ def make_llm(inputs: Path, way: str, spec: EngineSpec) -> Any:
         )  # fmt: skip
 
 
+def give_weights(llm: Any, inputs: Path) -> None:
+    """The language model's weights to an engine of `vllm_api.make_llm`."""
+    loaded = load_model(str(inputs / "model"), DTYPE)
+    vllm_api.start_update(llm)
+    for weights in buckets(PolicyModule(loaded, ()), loaded.family, False, 2**29):
+        bucket, flat = pack(weights)
+        vllm_api.load_bucket(llm, replace(bucket, flat=flat))
+    vllm_api.finish_update(llm)
+
+
+@contextmanager
+def through_speechrl(inputs: Path) -> Iterator[VllmEngine]:
+    """A rank and an engine that feed on each other as in a run, with the model's weights."""
+    config = EvalConfig(
+        eval=Evaluation(engine="vllm"),
+        vllm=OPTIONS,
+        ds=Precision(param_dtype=DTYPE),
+        actor=Runtime(device="cpu" if EAGER else "cuda"),
+    )
+    with cluster(config.ray, 1, num_beside_ranks(config)), evaluation_engine(config, str(inputs / "model")) as engine:
+        assert isinstance(engine, VllmEngine)
+        engine.sync()
+        yield engine
+
+
 def generate(llm: Any, prompts: Sequence[dict], spec: EngineSpec, sampling: Sampling) -> int:
     """Sample; returns the number of tokens."""
     from vllm import SamplingParams
@@ -142,42 +177,71 @@ def with_audio(item: Item) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("inputs", type=Path)
-    parser.add_argument("way", choices=["audio", "embeds", "rows"])
+    parser.add_argument("way", choices=["audio", "embeds", "rows", "speechrl"])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--samples", type=int, default=8)
     options = parser.parse_args()
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    sampling = Sampling(num_samples=options.samples, max_new_tokens=options.tokens)
     prepared = {name: prepare(options.inputs, name) for name in ("10s", "30s")}
     torch.cuda.empty_cache()
     spec = prepared["10s"][0]
-    rows = options.way == "rows"
+    rows = options.way in ("rows", "speechrl")
     llm = vllm_api.make_llm(spec, OPTIONS, 0) if rows else make_llm(options.inputs, options.way, spec)
-    for name, (_, batches) in prepared.items():
-        results: dict[str, list[tuple[float, int]]] = {}
+    bench = Bench(llm, spec, Sampling(num_samples=options.samples, max_new_tokens=options.tokens))
+    if options.way == "speechrl":
+        give_weights(llm, options.inputs)
+    with through_speechrl(options.inputs) if options.way == "speechrl" else nullcontext() as engine:
+        bench.engine = engine
+        for name, (_, batches) in prepared.items():
+            bench.measure(name, batches, WAYS.get(options.way, (options.way,)))
+
+
+@dataclass
+class Bench:
+    """What a batch can be given to. engine: of the way `speechrl`."""
+
+    llm: Any
+    spec: EngineSpec
+    sampling: Sampling
+    engine: VllmEngine | None = None
+
+    def measure(self, name: str, batches: Sequence[Sequence[Item]], ways: Sequence[str]) -> None:
+        """Every way on one batch after the other; prints medians without the first."""
+        results: dict[str, list[tuple[float, int]]] = {way: [] for way in ways}
         for batch in batches:
-            for way in ("audio", "cached") if options.way == "audio" else (options.way,):
-                results.setdefault(way, []).append(timed(llm, batch, way, spec, sampling))
+            for way in ways:
+                results[way].append(self.timed(batch, way))
         for way, runs in results.items():
             seconds = [round(value, 3) for value, _ in runs]
             result = {"way": way, "set": name, "seconds": statistics.median(seconds[1:]), "each": seconds}
             print(json.dumps(result | {"tokens": runs[-1][1]}), flush=True)
 
-
-def timed(llm: Any, batch: Sequence[Item], way: str, spec: EngineSpec, sampling: Sampling) -> tuple[float, int]:
-    """(seconds, tokens) of one batch."""
-    if way == "rows":
-        inputs, audio_RH = [item.input for item in batch], torch.cat([item.rows_AH for item in batch])
+    def timed(self, batch: Sequence[Item], way: str) -> tuple[float, int]:
+        """(seconds, tokens) of one batch."""
+        if way == "speechrl":
+            return self.timed_through_speechrl([item.input.prompt.utterance for item in batch])
+        if way == "rows":
+            inputs, audio_RH = [item.input for item in batch], torch.cat([item.rows_AH for item in batch])
+            started = time.monotonic()
+            vllm_api.take_audio(self.llm, [audio_RH])
+            groups = vllm_api.complete(self.llm, inputs, self.spec, self.sampling)
+            num_tokens = sum(len(sample.token_ids) for _, group in groups for sample in group)
+            return time.monotonic() - started, num_tokens
+        prompts = [{"prompt_embeds": item.embeds_TH} if way == "embeds" else with_audio(item) for item in batch]
+        self.llm.reset_prefix_cache()
         started = time.monotonic()
-        vllm_api.take_audio(llm, [audio_RH])
-        groups = vllm_api.complete(llm, inputs, spec, sampling)
-        num_tokens = sum(len(sample.token_ids) for _, group in groups for sample in group)
+        num_tokens = generate(self.llm, prompts, self.spec, self.sampling)
         return time.monotonic() - started, num_tokens
-    prompts = [{"prompt_embeds": item.embeds_TH} if way == "embeds" else with_audio(item) for item in batch]
-    llm.reset_prefix_cache()
-    started = time.monotonic()
-    num_tokens = generate(llm, prompts, spec, sampling)
-    return time.monotonic() - started, num_tokens
+
+    def timed_through_speechrl(self, utterances: Sequence[Utterance]) -> tuple[float, int]:
+        """As a step of training samples, whose audio was encoded while the step before was trained on."""
+        assert self.engine is not None
+        ray.get(self.engine.policy.ranks[0].engine_inputs.remote(utterances))  # the encoder's outputs are kept
+        started = time.monotonic()
+        groups = self.engine.generate(utterances, self.sampling)
+        seconds = time.monotonic() - started
+        self.engine.forget()
+        return seconds, sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ if [ "$SCALE" = full ]; then
   LANGUAGES=${LANGUAGES:-en fr nl es it ro cs da ca}
   WHISPER=${WHISPER:-openai/whisper-base}
   SPEEDS=${SPEEDS:-0.9 1.1}               # copies of the SFT recordings
-  SFT_SECONDS=${SFT_SECONDS:-300} CTC_STEPS=${CTC_STEPS:-90} SFT_LR=${SFT_LR:-6e-4}
+  SFT_SECONDS=${SFT_SECONDS:-420} CTC_STEPS=${CTC_STEPS:-180} SFT_LR=${SFT_LR:-6e-4}
+  HIDE_AUDIO=${HIDE_AUDIO:-0.2} HIDE_TOKENS=${HIDE_TOKENS:-0.3}
   GRPO_STEPS=${GRPO_STEPS:-60} GRPO_LR=${GRPO_LR:-5e-5}
   EVAL_STEPS=${EVAL_STEPS:-200} EVAL_SAMPLES=${EVAL_SAMPLES:-0}
   machine=(--ds.param_dtype bf16 --ds.zero_stage 2)
@@ -34,6 +35,7 @@ else
   WHISPER=${WHISPER:-openai/whisper-tiny.en}
   SPEEDS=${SPEEDS:-}
   SFT_SECONDS=${SFT_SECONDS:-420} CTC_STEPS=${CTC_STEPS:-60} SFT_LR=${SFT_LR:-4e-4}
+  HIDE_AUDIO=${HIDE_AUDIO:-0.15} HIDE_TOKENS=${HIDE_TOKENS:-0.25}
   GRPO_STEPS=${GRPO_STEPS:-5} GRPO_LR=${GRPO_LR:-2e-5}
   EVAL_STEPS=${EVAL_STEPS:-0} EVAL_SAMPLES=${EVAL_SAMPLES:-24}
   machine=(--actor.device cpu --ds.param_dtype fp32 --ds.zero_stage 0)
@@ -86,7 +88,7 @@ fi
 # alone, then beside the transcripts. Parts of what the model hears, and of the words it writes on from, are hidden:
 # 5 hours are soon known by heart.
 sft=("${common[@]}" "${sft_size[@]}" "${watch[@]}" --actor.adam.betas 0.9 0.98 --actor.adam.weight_decay 0.05
-  --actor.lr_scheduler cosine --actor.lr_warmup_ratio 0.05 --sft.hide_audio 0.15 --sft.hide_tokens 0.25
+  --actor.lr_scheduler cosine --actor.lr_warmup_ratio 0.05 --sft.hide_audio "$HIDE_AUDIO" --sft.hide_tokens "$HIDE_TOKENS"
   --sft.ctc_weight 0.3 --sft.ctc_units characters)
 
 stage sft speechrl sft "${sft[@]}" --actor.model_name_or_path "$model" --data.prompt_dataset "${sft_data[@]}" \
