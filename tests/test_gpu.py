@@ -14,8 +14,10 @@ from safetensors.torch import load_file
 from speechrl.data.manifest import read_manifest
 from speechrl.faults import RunError
 from speechrl.launch import cluster, start_policy, stop
+from speechrl.models import logprobs
 from speechrl.models.attention import FLEX_BLOCK
 from speechrl.models.load import load_model
+from speechrl.models.logprobs import ChosenLogprobs, Softmax
 from speechrl.models.policy import PolicyModule
 from speechrl.models.prompts import PromptBuilder
 from speechrl.models.tiny import build_qwen3_asr
@@ -90,6 +92,24 @@ def logprobs_and_gradient(
     (logprobs_BR * advantages_B[:, None]).sum().backward()
     gradients = [item.grad.float().flatten() for item in module.parameters() if item.grad is not None]
     return logprobs_BR.detach().float(), torch.cat(gradients)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_compiled_logprobs_equal_single_operations(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logprobs, "LOGITS_AT_ONCE", 300 * 1111)  # chunks of 300 of the 700 tokens
+    stream = torch.Generator().manual_seed(0)
+    hidden_NH, weight_VH, grad_N = (torch.randn(shape, generator=stream) for shape in ((700, 16), (1111, 16), (700,)))
+    targets_N = torch.randint(6, 1111, (700,), generator=stream)
+    found = {}
+    for device in ("cpu", "cuda"):
+        hidden, weight = (item.to(device).requires_grad_() for item in (hidden_NH, weight_VH))
+        softmax = Softmax(temperature, torch.tensor([2, 5], device=device), True)
+        chosen_N, entropy_N = ChosenLogprobs.apply(hidden, weight, None, targets_N.to(device), softmax)
+        gradients = torch.autograd.grad(chosen_N, (hidden, weight), grad_N.to(device))
+        found[device] = [item.cpu() for item in (chosen_N, entropy_N, *gradients)]
+    for exact, compiled in zip(found["cpu"], found["cuda"], strict=True):
+        assert torch.allclose(compiled, exact, rtol=1e-4, atol=1e-4 * float(exact.abs().max()))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
