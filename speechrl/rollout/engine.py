@@ -15,6 +15,8 @@ from speechrl.types import FinishReason, Group, Prompt, Utterance
 if TYPE_CHECKING:  # what sends and takes these records need not load torch
     from torch import Tensor
 
+    from speechrl.rollout.weights import HostBytes
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -80,13 +82,25 @@ def check_length(item: EngineInput, max_new_tokens: int, max_model_len: int, max
 class Share:
     """The prompts that one policy rank made.
 
-    audio_RH: the rows of all of them, back to back, on the host; None for text. encode_s: seconds it took to encode and
-    project them.
+    audio_RH: the rows of all of them, back to back, on the host; None for text. Who gets a share from Ray reads them
+    where they lie in its store and must not write. encode_s: seconds it took to encode and project them.
     """
 
     inputs: list[EngineInput]
     audio_RH: Tensor | None
     encode_s: float
+
+    def __reduce__(self) -> tuple:
+        from speechrl.rollout.weights import to_bytes
+
+        audio = None if self.audio_RH is None else to_bytes(self.audio_RH)
+        return _share, (self.inputs, audio, self.encode_s)
+
+
+def _share(inputs: list[EngineInput], audio: HostBytes | None, encode_s: float) -> Share:
+    from speechrl.rollout.weights import from_bytes
+
+    return Share(inputs, None if audio is None else from_bytes(audio), encode_s)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
-"""Weights on their way from the policy to the engines: many tensors as one run of bytes."""
+"""Tensors on their way from the policy to the engines as bytes: weights, many as one run, and audio."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,3 +58,19 @@ def unpack(bucket: Bucket, flat: Tensor) -> list[tuple[str, Tensor]]:
         num_bytes = prod(item.shape) * item.dtype.itemsize
         pairs.append((item.name, flat[item.start : item.start + num_bytes].view(item.dtype).view(item.shape)))
     return pairs
+
+
+HostBytes = tuple[np.ndarray, torch.dtype, tuple[int, ...]]  # uint8, and what they are
+
+
+def to_bytes(tensor: Tensor) -> HostBytes:
+    """A tensor on the host as Ray carries it without copies: arrays lie in its store, a tensor is copied in and out."""
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape)
+
+
+def from_bytes(packed: HostBytes) -> Tensor:
+    """The tensor, on the same memory: from Ray's store it can be read and not written."""
+    array, dtype, shape = packed
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(array).view(dtype).view(shape)
