@@ -14,7 +14,7 @@ from speechrl.data.manifest import read_manifest, write_manifest
 from speechrl.data.mix import ctc_units
 from speechrl.data.normalise import normalise
 from speechrl.models.corruption import SPAN, Corruption, hidden_tokens, hide_spans
-from speechrl.models.ctc import fits
+from speechrl.models.ctc import CtcTarget, ctc_nll, fits
 from speechrl.models.load import load_model
 from speechrl.models.policy import PolicyModule
 from speechrl.models.prompts import PromptBuilder
@@ -59,6 +59,36 @@ def test_spans_hide_the_share_asked_for_and_touch_nothing_else() -> None:
     runs = torch.diff(torch.nonzero(torch.diff(hidden.int(), prepend=torch.tensor([0]))).flatten())[::2]
     assert runs[1:-1].min() >= SPAN  # a span is never shorter inside a clip
     assert (outputs[0] == 1).all(), "the encoder's outputs, which a cache may keep, were changed"
+
+
+def test_spans_of_one_clip_do_not_reach_the_next() -> None:
+    lengths = [1, 9, 2, 30, 1]
+    torch.manual_seed(3)
+    found = hide_spans([torch.ones(length, 2) for length in lengths], 0.3)
+    torch.manual_seed(3)
+    starts = (torch.rand(sum(lengths) + len(lengths) * (SPAN - 1)) < 1 - 0.7 ** (1 / SPAN)).tolist()
+    for length, clip in zip(lengths, found, strict=True):
+        own, starts = starts[: length + SPAN - 1], starts[length + SPAN - 1 :]
+        assert (clip == 0).all(-1).tolist() == [any(own[row : row + SPAN]) for row in range(length)]
+    assert not starts and 0 < sum(int((clip == 0).sum()) for clip in found) < 2 * sum(lengths)
+
+
+def test_the_ctc_loss_of_a_batch_is_the_sum_of_its_utterances() -> None:
+    torch.manual_seed(0)
+    lengths, units = [7, 3, 1, 12], ((1, 2, 2), (3, 3, 3), (2,), ())  # the second has no room for its units
+    logits_NK = torch.randn(sum(lengths), 4, requires_grad=True)
+    loss = ctc_nll(logits_NK, lengths, CtcTarget(units))
+    each = [
+        torch.nn.functional.ctc_loss(
+            item.log_softmax(-1), torch.tensor(own, dtype=torch.long), torch.tensor(len(item)), torch.tensor(len(own)),
+            reduction="sum", zero_infinity=True,
+        )
+        for item, own in zip(logits_NK.split(lengths), units, strict=True)
+    ]  # fmt: skip
+    assert float(each[1]) == 0 and all(float(item) > 0 for item in (each[0], each[2], each[3]))
+    assert float(loss) == pytest.approx(float(sum(each)), rel=1e-5)
+    ours, plain = (torch.autograd.grad(item, logits_NK, retain_graph=True)[0] for item in (loss, sum(each)))
+    assert torch.allclose(ours, plain, atol=1e-6)
 
 
 def test_the_last_token_of_the_prompt_is_never_hidden() -> None:

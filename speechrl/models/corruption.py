@@ -1,6 +1,6 @@
 """What supervised fine-tuning hides of its inputs, so that a small corpus is not learnt by heart.
 
-Shapes: A outputs of one utterance, D encoder width, N answer tokens of a batch.
+Shapes: A outputs of one utterance, D encoder width, N outputs of a batch, or its answer tokens.
 """
 
 from __future__ import annotations
@@ -29,13 +29,17 @@ def hide_spans(outputs: Sequence[Tensor], share: float) -> list[Tensor]:
     """[A, D] of each utterance with about `share` of its rows 0, in spans of SPAN (SpecAugment's time masks, Park et
     al. 2019, after the encoder). Spans may overlap and are cut off at an end. Draws from torch's CPU stream.
     """
-    hidden = []
-    for output_AD in outputs:
-        # a row stays if none of the SPAN starts that reach it is drawn: (1 - p)^SPAN = 1 - share
-        starts = torch.rand(len(output_AD) + SPAN - 1) < 1 - (1 - share) ** (1 / SPAN)
-        hides_A = starts.unfold(0, SPAN, 1).any(-1)
-        hidden.append(output_AD.masked_fill(hides_A[:, None].to(output_AD.device), 0.0))
-    return hidden
+    if not outputs:
+        return []
+    lengths = torch.tensor([len(item) for item in outputs])
+    # a row stays if none of the SPAN starts that reach it is drawn: (1 - p)^SPAN = 1 - share
+    starts = torch.rand(int(lengths.sum()) + len(outputs) * (SPAN - 1)) < 1 - (1 - share) ** (1 / SPAN)
+    reached = starts.unfold(0, SPAN, 1).any(-1)
+    # the starts of one utterance lie behind those of the other, and each has SPAN - 1 more of them than rows
+    utterance_N = torch.arange(len(outputs)).repeat_interleave(lengths)
+    hides_N = reached[torch.arange(len(utterance_N)) + (SPAN - 1) * utterance_N]
+    rows_ND = torch.cat(list(outputs))
+    return list(rows_ND.masked_fill(hides_N[:, None].to(rows_ND.device), 0.0).split(lengths.tolist()))
 
 
 def hidden_tokens(mask_BR: Tensor, share: float) -> Tensor:

@@ -218,7 +218,7 @@ class PolicyModule(nn.Module):
     def _ctc_loss(self, heard: Sequence[Tensor], target: CtcTarget) -> Tensor:
         """heard: what the head reads of each distinct utterance, [O, D] or [A, H]."""
         assert self.ctc_head is not None
-        return ctc_nll(self.ctc_head(torch.cat(list(heard))).split([len(item) for item in heard]), target)
+        return ctc_nll(self.ctc_head(torch.cat(list(heard))), [len(item) for item in heard], target)
 
 
 def disable_dropout(model: nn.Module) -> None:

@@ -90,18 +90,17 @@ class EncodingRank:
         if name not in self._encoded:
             self._keys[name], output = self._look_up(utterance)
             if output is not None:
-                self._encoded[name] = output
+                self._encoded[name] = output.to(self.device)
         return len(self._encoded[name]) if name in self._encoded else None
 
     def _look_up(self, utterance: Utterance) -> tuple[str, Tensor | None]:
-        """(key, output) of an utterance in the feature cache. The key is taken before the file is decoded: what is kept
-        under it is never older than it.
+        """(key, output on the host) of an utterance in the feature cache. The key is taken before the file is decoded:
+        what is kept under it is never older than it.
         """
         assert self.feature_cache is not None and utterance.audio is not None
         with self._lock:
             key = self.feature_cache.key(utterance.audio, utterance.where)
-            output = self.feature_cache.get(key)
-        return key, output if output is None else output.to(self.device)
+            return key, self.feature_cache.get(key)
 
     def encode(self, prepared: Sequence[Prepared], module: PolicyModule | None = None) -> dict[str, Tensor]:
         """Encoder output [O, D] of each utterance: run once, kept until `forget`. `module` holds whole weights."""
@@ -125,7 +124,7 @@ class EncodingRank:
                 outputs = dict(zip(names, module.encode(clips), strict=True))
                 self.num_encoder_passes += len(names)
                 if self.feature_cache is not None:
-                    for name, output in outputs.items():
+                    for name, output in moved(outputs, torch.device("cpu")).items():
                         self.feature_cache.put(keys[name], output)
             found |= outputs
         return found
@@ -191,6 +190,7 @@ class EncodingRank:
         if not self.module.encoder_is_frozen:
             return {}
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+            found = moved(found, self.device)
             found |= self._run_encoder(features, cache_keys, self.module)
         if self._stream:
             self._stream.synchronize()
@@ -208,6 +208,14 @@ class EncodingRank:
                 output.record_stream(torch.cuda.current_stream(self.device))
             # a small dataset comes round within a step: what is there was heard by this step's rollouts
             self._encoded.setdefault(name, output)
+
+
+def moved(outputs: Mapping[K, Tensor], device: torch.device) -> dict[K, Tensor]:
+    """Encoder outputs [O, D] on `device`, in one copy: a batch has hundreds, and each costs a round trip."""
+    if not outputs or next(iter(outputs.values())).device.type == device.type:
+        return dict(outputs)
+    rows = torch.cat(list(outputs.values())).to(device)
+    return dict(zip(outputs, rows.split([len(item) for item in outputs.values()]), strict=True))
 
 
 def _encoding(clips: Sequence[Features]) -> str:
