@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -234,13 +235,16 @@ class Bench:
         return time.monotonic() - started, num_tokens
 
     def timed_through_speechrl(self, utterances: Sequence[Utterance]) -> tuple[float, int]:
-        """As a step of training samples, whose audio was encoded while the step before was trained on."""
+        """As a step of training samples, whose audio was encoded while the step before was trained on. Prints what of
+        the time its engine took.
+        """
         assert self.engine is not None
         ray.get(self.engine.policy.ranks[0].engine_inputs.remote(utterances))  # the encoder's outputs are kept
         started = time.monotonic()
         groups = self.engine.generate(utterances, self.sampling)
         seconds = time.monotonic() - started
         self.engine.forget()
+        print(json.dumps({"speechrl": round(seconds, 3)} | self.engine.timings()), file=sys.stderr, flush=True)
         return seconds, sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
 
 

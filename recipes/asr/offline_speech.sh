@@ -15,12 +15,12 @@ RUN=${RUN:-runs/offline_speech_$SCALE}
 DOWNLOADS=${DOWNLOADS:-runs/downloads}    # packages: 400 MB of speech, 240 MB of weights
 SEED=${SEED:-0}
 STAGES=${STAGES:-speech speeds model sft grpo control eval compare}
+HIDE_AUDIO=${HIDE_AUDIO:-0.15} HIDE_TOKENS=${HIDE_TOKENS:-0.25}
 if [ "$SCALE" = full ]; then
   LANGUAGES=${LANGUAGES:-en fr nl es it ro cs da ca}
   WHISPER=${WHISPER:-openai/whisper-base}
   SPEEDS=${SPEEDS:-0.9 1.1}               # copies of the SFT recordings
-  SFT_SECONDS=${SFT_SECONDS:-420} CTC_STEPS=${CTC_STEPS:-180} SFT_LR=${SFT_LR:-6e-4}
-  HIDE_AUDIO=${HIDE_AUDIO:-0.2} HIDE_TOKENS=${HIDE_TOKENS:-0.3}
+  SFT_SECONDS=${SFT_SECONDS:-300} CTC_STEPS=${CTC_STEPS:-90} SFT_LR=${SFT_LR:-6e-4}
   GRPO_STEPS=${GRPO_STEPS:-60} GRPO_LR=${GRPO_LR:-5e-5}
   EVAL_STEPS=${EVAL_STEPS:-200} EVAL_SAMPLES=${EVAL_SAMPLES:-0}
   machine=(--ds.param_dtype bf16 --ds.zero_stage 2)
@@ -35,7 +35,6 @@ else
   WHISPER=${WHISPER:-openai/whisper-tiny.en}
   SPEEDS=${SPEEDS:-}
   SFT_SECONDS=${SFT_SECONDS:-420} CTC_STEPS=${CTC_STEPS:-60} SFT_LR=${SFT_LR:-4e-4}
-  HIDE_AUDIO=${HIDE_AUDIO:-0.15} HIDE_TOKENS=${HIDE_TOKENS:-0.25}
   GRPO_STEPS=${GRPO_STEPS:-5} GRPO_LR=${GRPO_LR:-2e-5}
   EVAL_STEPS=${EVAL_STEPS:-0} EVAL_SAMPLES=${EVAL_SAMPLES:-24}
   machine=(--actor.device cpu --ds.param_dtype fp32 --ds.zero_stage 0)
