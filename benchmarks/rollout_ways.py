@@ -225,8 +225,8 @@ class Bench:
             inputs, audio_RH = [item.input for item in batch], torch.cat([item.rows_AH for item in batch])
             started = time.monotonic()
             vllm_api.take_audio(self.llm, [audio_RH])
-            groups = vllm_api.complete(self.llm, inputs, self.spec, self.sampling)
-            num_tokens = sum(len(sample.token_ids) for _, group in groups for sample in group)
+            steps = vllm_api.complete(self.llm, inputs, self.spec, self.sampling)
+            num_tokens = sum(len(sample.token_ids) for groups in steps for _, group in groups for sample in group)
             return time.monotonic() - started, num_tokens
         prompts = [{"prompt_embeds": item.embeds_TH} if way == "embeds" else with_audio(item) for item in batch]
         self.llm.reset_prefix_cache()

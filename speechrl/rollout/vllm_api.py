@@ -85,9 +85,9 @@ def take_audio(llm: Any, pieces: Sequence[Tensor]) -> None:
 
 def complete(
     llm: Any, inputs: Sequence[EngineInput], spec: EngineSpec, sampling: Sampling
-) -> Iterator[tuple[int, list[Completion]]]:
-    """(place of the prompt, its G completions) as prompts finish: one request per prompt, whose samples share its
-    cached prefix.
+) -> Iterator[list[tuple[int, list[Completion]]]]:
+    """(place of the prompt, its G completions) of the prompts that a step of vLLM finished, step after step: one
+    request per prompt, whose samples share its cached prefix.
 
     Audio rows are numbered in the order of the inputs.
     """
@@ -119,9 +119,9 @@ def complete(
         )
         engine.add_request(str(place), tokens_input(row), parameters)
     while engine.has_unfinished_requests():
-        for output in engine.step():
-            if output.finished:
-                yield int(output.request_id), [_completion(sample) for sample in output.outputs]
+        outputs = [output for output in engine.step() if output.finished]
+        if outputs:
+            yield [(int(item.request_id), [_completion(sample) for sample in item.outputs]) for item in outputs]
 
 
 def engine_ids(item: EngineInput, first_row: int) -> list[int]:
