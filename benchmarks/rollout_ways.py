@@ -52,7 +52,8 @@ BATCHES = 5  # the first warms up
 WAYS = {"audio": ("audio", "cached"), "speechrl": ("rows", "speechrl")}  # measured in turn; others alone
 EAGER = not torch.cuda.is_available()
 DTYPE: Literal["fp32", "bf16"] = "fp32" if EAGER else "bf16"
-OPTIONS = Vllm(gpu_memory_utilization=0.3, max_model_len=1024, max_audio_tokens=16384, enforce_eager=EAGER)
+OPTIONS = Vllm(gpu_memory_utilization=0.6, max_model_len=1024, max_audio_tokens=16384, enforce_eager=EAGER)
+HALF = OPTIONS.model_copy(update={"gpu_memory_utilization": 0.3})  # two engines share the GPU
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def through_speechrl(inputs: Path) -> Iterator[VllmEngine]:
     """A rank and an engine that feed on each other as in a run, with the model's weights."""
     config = EvalConfig(
         eval=Evaluation(engine="vllm"),
-        vllm=OPTIONS,
+        vllm=HALF,
         ds=Precision(param_dtype=DTYPE),
         actor=Runtime(device="cpu" if EAGER else "cuda"),
     )
@@ -187,7 +188,11 @@ def main() -> None:
     torch.cuda.empty_cache()
     spec = prepared["10s"][0]
     rows = options.way in ("rows", "speechrl")
-    llm = vllm_api.make_llm(spec, OPTIONS, 0) if rows else make_llm(options.inputs, options.way, spec)
+    llm = (
+        vllm_api.make_llm(spec, OPTIONS if options.way == "rows" else HALF, 0)
+        if rows
+        else make_llm(options.inputs, options.way, spec)
+    )
     bench = Bench(llm, spec, Sampling(num_samples=options.samples, max_new_tokens=options.tokens))
     if options.way == "speechrl":
         give_weights(llm, options.inputs)

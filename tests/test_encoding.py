@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from speechrl.config import SftConfig
@@ -19,6 +20,7 @@ from speechrl.models.speech_prompts import SpeechPromptBuilder
 from speechrl.ports import free_socket_port
 from speechrl.rollout.engine import Sampling
 from speechrl.sections import Actor, Ds, Runtime, Selection
+from speechrl.training.encoding import moved
 from speechrl.training.inference import InferenceRank
 from speechrl.training.policy import Place, PolicyRank
 from speechrl.types import AudioRef, Augmentation, Group, Utterance
@@ -108,6 +110,15 @@ def test_a_batch_that_nobody_asked_for_is_dropped(qwen3_asr: str, noise_manifest
     rank.forget()
     rank.encode(rank.prepare(utterances[:1]))
     assert rank.num_encoder_passes == passes + 1
+
+
+def test_outputs_move_together_and_keep_their_lengths() -> None:
+    outputs = {"a": torch.zeros(3, 2), "b": torch.zeros(0, 2), "c": torch.zeros(5, 2)}
+    there = moved(outputs, torch.device("meta"))
+    assert {name: (item.device.type, len(item)) for name, item in there.items()} == {
+        "a": ("meta", 3), "b": ("meta", 0), "c": ("meta", 5),
+    }  # fmt: skip
+    assert moved(outputs, torch.device("cpu"))["c"] is outputs["c"] and moved({}, torch.device("meta")) == {}
 
 
 def test_bad_audio_is_told_when_it_is_asked_for(qwen3_asr: str, noise_manifest: str) -> None:

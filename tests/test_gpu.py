@@ -14,19 +14,19 @@ from safetensors.torch import load_file
 from speechrl.data.manifest import read_manifest
 from speechrl.faults import RunError
 from speechrl.launch import cluster, start_policy, stop
-from speechrl.models import logprobs
 from speechrl.models.attention import FLEX_BLOCK
 from speechrl.models.load import load_model
-from speechrl.models.logprobs import ChosenLogprobs, Softmax
 from speechrl.models.policy import PolicyModule
 from speechrl.models.prompts import PromptBuilder
 from speechrl.models.tiny import build_qwen3_asr
-from speechrl.sections import RayOptions, Vllm
+from speechrl.sections import RayOptions, Runtime, Selection, Vllm
 from speechrl.training.batch import Packing, Row, collate, rows_of
+from speechrl.training.inference import InferenceRank
 
 from .conftest import CHARACTERS, talkative
 from .test_e2e import metrics_of, speechrl, train_flags
 from .test_ranks import config_of, groups_of
+from .test_shared_prefix import check_compiled_logprobs
 from .test_update import make_config, policy_rank, sampled
 from .test_vllm import Server, check_before_and_after_a_sync
 
@@ -95,21 +95,27 @@ def logprobs_and_gradient(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_compiled_logprobs_equal_single_operations(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "LOGITS_AT_ONCE", 300 * 1111)  # chunks of 300 of the 700 tokens
-    stream = torch.Generator().manual_seed(0)
-    hidden_NH, weight_VH, grad_N = (torch.randn(shape, generator=stream) for shape in ((700, 16), (1111, 16), (700,)))
-    targets_N = torch.randint(6, 1111, (700,), generator=stream)
-    found = {}
-    for device in ("cpu", "cuda"):
-        hidden, weight = (item.to(device).requires_grad_() for item in (hidden_NH, weight_VH))
-        softmax = Softmax(temperature, torch.tensor([2, 5], device=device), True)
-        chosen_N, entropy_N = ChosenLogprobs.apply(hidden, weight, None, targets_N.to(device), softmax)
-        gradients = torch.autograd.grad(chosen_N, (hidden, weight), grad_N.to(device))
-        found[device] = [item.cpu() for item in (chosen_N, entropy_N, *gradients)]
-    for exact, compiled in zip(found["cpu"], found["cuda"], strict=True):
-        assert torch.allclose(compiled, exact, rtol=1e-4, atol=1e-4 * float(exact.abs().max()))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("temperature", "with_entropy"), [(1.0, True), (0.7, False)])
+def test_compiled_logprobs_on_cuda(
+    temperature: float, with_entropy: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_compiled_logprobs("cuda", dtype, temperature, with_entropy, monkeypatch)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_outputs_of_the_cache_read_ahead_are_the_encoders(qwen3_asr: str, noise_manifest: str, tmp_path: Path) -> None:
+    utterances = read_manifest(noise_manifest)[:6]
+    found = []
+    for _ in ("written", "read"):
+        data = Selection(feature_cache=str(tmp_path / "cache"))
+        rank = InferenceRank(qwen3_asr, Runtime(device="cuda"), data, "bf16")
+        rank.look_ahead(utterances)
+        found.append(rank.encoded(utterances))
+    assert rank.num_encoder_passes == 0
+    for utterance in utterances:
+        first, second = (outputs[utterance.id] for outputs in found)
+        assert second.is_cuda and torch.equal(first, second)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import create_mask
 
 from speechrl.data.manifest import read_manifest, write_manifest
@@ -153,6 +154,36 @@ def test_chunked_logprobs_equal_log_softmax(temperature: float, biased: bool, mo
         torch.autograd.grad(ours_N, wanted, grad_N), torch.autograd.grad(plain_N, wanted, grad_N), strict=True
     ):
         assert torch.allclose(mine, theirs, atol=1e-6) and theirs.abs().max() > 0.1
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(("dtype", "temperature"), [(torch.float32, 0.7), (torch.bfloat16, 1.0)])
+def test_compiled_logprobs(dtype: torch.dtype, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_compiled_logprobs("cpu", dtype, temperature, True, monkeypatch)
+
+
+def check_compiled_logprobs(
+    device: str, dtype: torch.dtype, temperature: float, with_entropy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against single operations on the CPU; each function is compiled once for chunks of two lengths."""
+    monkeypatch.setattr(logprobs, "LOGITS_AT_ONCE", 300 * 1111)
+    torch._dynamo.reset()
+    counters.clear()
+    stream = torch.Generator().manual_seed(0)
+    hidden_NH, weight_VH, grad_N = (torch.randn(shape, generator=stream) for shape in ((701, 16), (1111, 16), (701,)))
+    targets_N = torch.randint(6, 1111, (701,), generator=stream)
+    found = []
+    for where, compile_it in (("cpu", False), (device, True)):
+        hidden, weight = (item.to(where, dtype).requires_grad_() for item in (hidden_NH, weight_VH))
+        softmax = Softmax(temperature, torch.tensor([2, 5], device=where), with_entropy, compile_it)
+        chosen_N, entropy_N = ChosenLogprobs.apply(hidden, weight, None, targets_N.to(where), softmax)
+        gradients = torch.autograd.grad(chosen_N, (hidden, weight), grad_N.to(where))
+        found.append([item.detach().float().cpu() for item in (chosen_N, entropy_N, *gradients)])
+    assert counters["stats"]["unique_graphs"] == 2
+    assert bool(found[0][1].min() > 0) == with_entropy
+    tolerance = {torch.float32: 1e-4, torch.bfloat16: 2e-2}[dtype]  # of sums over chunks in bf16 on another device
+    for exact, ours in zip(*found, strict=True):
+        assert torch.allclose(ours, exact, rtol=tolerance, atol=tolerance * exact.abs().max().item())
 
 
 @pytest.fixture(scope="module")

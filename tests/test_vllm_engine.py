@@ -14,9 +14,9 @@ import torch
 from speechrl.faults import RunError
 from speechrl.launch import cluster
 from speechrl.rollout.engine import EngineInput, Sampling, Share
-from speechrl.rollout.vllm import NO_TURNS, Turns, VllmEngine, waves
+from speechrl.rollout.vllm import NO_TURNS, Turns, VllmEngine, _pieces, waves
 from speechrl.rollout.vllm_api import engine_ids
-from speechrl.rollout.weights import pack, unpack
+from speechrl.rollout.weights import from_bytes, pack, to_bytes, unpack
 from speechrl.sections import RayOptions, Vllm
 from speechrl.training.group import gather
 from speechrl.types import Prompt, Utterance
@@ -252,6 +252,28 @@ def test_waves_keep_the_order_and_fill_the_room(room: int, sizes: list[list[int]
     assert [item for wave, _ in cut for item in wave] == inputs
     assert [sum(map(len, pieces)) for _, pieces in cut] == [sum(rows) for rows in sizes]
     assert torch.equal(torch.cat([piece for _, pieces in cut for piece in pieces]), rows_RH)
+
+
+@pytest.mark.parametrize("rows_RH", [torch.randn(3, 4).bfloat16(), torch.randn(4, 3).T, torch.zeros(0, 4), None])
+def test_a_share_travels_whole(rows_RH: torch.Tensor | None) -> None:
+    share = Share([audio_input("x", (1, 9), 1)], rows_RH, 0.5)
+    found = ray.get(ray.put(share))
+    assert (found.inputs, found.encode_s) == (share.inputs, 0.5)
+    assert (found.audio_RH is None) == (rows_RH is None)
+    if rows_RH is not None:
+        assert found.audio_RH.dtype == rows_RH.dtype and torch.equal(found.audio_RH, rows_RH)
+
+
+def test_audio_lies_in_rays_store_and_is_not_copied() -> None:
+    packed = to_bytes(torch.randn(500, 1000))
+    found = ray.get(ray.put(packed))[0]
+    assert not found.flags.owndata and not found.flags.writeable
+    assert torch.equal(from_bytes(packed).view(torch.uint8).flatten(), torch.from_numpy(found.copy()))
+
+
+def test_what_ends_together_travels_together() -> None:
+    assert list(_pieces([["a"], ["b", "c", "d"], ["e"], ["f"], ["g"]], 2)) == [["a", "b", "c", "d"], ["e", "f"], ["g"]]
+    assert list(_pieces([], 2)) == []
 
 
 def test_a_bucket_gives_back_what_was_packed() -> None:

@@ -40,8 +40,9 @@ def ctc_nll(logits_NK: Tensor, lengths: Sequence[int], target: CtcTarget) -> Ten
     places_N = (frame_N * len(lengths) + utterance_N).to(logits_NK.device)
     logprobs_NK = logits_NK.float().log_softmax(-1)
     padded = logprobs_NK.new_zeros(max(lengths) * len(lengths), logprobs_NK.shape[1])
+    padded.index_copy_(0, places_N, logprobs_NK)  # frame a of utterance u is row a U + u
     return F.ctc_loss(
-        padded.index_copy(0, places_N, logprobs_NK).view(max(lengths), len(lengths), -1),  # [A, U, K]
+        padded.view(max(lengths), len(lengths), -1),  # [A, U, K]
         torch.tensor([unit for units in target.units for unit in units], device=logits_NK.device),
         lengths_U,
         torch.tensor([len(units) for units in target.units]),

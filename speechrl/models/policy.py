@@ -43,6 +43,7 @@ class PolicyModule(nn.Module):
         for name in [name for role in frozen for name in self.family.roles.get(role, ())]:
             self._beside[name] = _take_module(self.model, name)
         self.head = LogprobHead()
+        self.compiled = False  # what is done to logits
         self.mask_maker: Callable[[Tensor, Tensor], Any] = dense_mask
         self._banned = torch.tensor(sorted(banned_ids), dtype=torch.long)
         self._divisor = logits_divisor(self.model.config)
@@ -74,7 +75,11 @@ class PolicyModule(nn.Module):
         return self.model.base_model
 
     def use_flex_attention(self) -> None:
-        """Attend by FlexAttention wherever a batch has several branches, by scaled_dot_product_attention elsewhere."""
+        """Attend by FlexAttention wherever a batch has several branches, by scaled_dot_product_attention elsewhere.
+
+        It needs a compiler, which then also makes what follows the output projection faster.
+        """
+        self.compiled = True
         self.decoder.config._attn_implementation = SWITCHING
         self.mask_maker = block_mask
 
@@ -200,7 +205,7 @@ class PolicyModule(nn.Module):
 
     def _softmax(self, temperature: float, with_entropy: bool = False) -> Softmax:
         banned = self._banned.to(self.model.get_output_embeddings().weight.device)
-        return Softmax(temperature * self._divisor, banned, with_entropy)
+        return Softmax(temperature * self._divisor, banned, with_entropy, self.compiled)
 
     @torch.no_grad()
     def aim_ctc_head(self, unit_token_ids: Sequence[Sequence[int]]) -> None:

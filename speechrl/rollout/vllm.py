@@ -31,7 +31,7 @@ from speechrl.rollout.weights import Bucket
 from speechrl.sections import Vllm
 from speechrl.types import Utterance
 
-PIECES = 8  # at most, that an engine's answer comes in: rewards are computed while it samples on
+PIECES = 8  # about, that an engine's answer comes in: rewards are computed while it samples on
 T = TypeVar("T")
 
 PING_S = 30.0  # Ray may take so long to be sure of a death; who lives answers at once, unless it hangs

@@ -69,6 +69,7 @@ class EncodingRank:
         """
         self._take_ahead(utterances)
         known = {_key(utterance): self._recall(utterance) for utterance in utterances}
+        self._encoded |= moved({key: item for key, item in self._encoded.items() if item.is_cpu}, self.device)
         prepared = self._prepare_each(utterances, known)
         return [prepared[_key(utterance)] for utterance in utterances]
 
@@ -90,7 +91,7 @@ class EncodingRank:
         if name not in self._encoded:
             self._keys[name], output = self._look_up(utterance)
             if output is not None:
-                self._encoded[name] = output.to(self.device)
+                self._encoded[name] = output
         return len(self._encoded[name]) if name in self._encoded else None
 
     def _look_up(self, utterance: Utterance) -> tuple[str, Tensor | None]:
@@ -144,7 +145,7 @@ class EncodingRank:
 
     def take_encoder_outputs(self, outputs: Mapping[str, Tensor]) -> None:
         """Keep encoder outputs that another rank computed with the same weights."""
-        self._encoded.update({key: value.to(self.device) for key, value in outputs.items()})
+        self._encoded.update(moved(outputs, self.device))
 
     def forget(self) -> None:
         """Drop the encoder outputs kept in memory; not those of the next batch."""
@@ -211,7 +212,9 @@ class EncodingRank:
 
 
 def moved(outputs: Mapping[K, Tensor], device: torch.device) -> dict[K, Tensor]:
-    """Encoder outputs [O, D] on `device`, in one copy: a batch has hundreds, and each costs a round trip."""
+    """Encoder outputs [O, D] on `device`, in one copy: a batch has hundreds, and each costs a round trip. They are then
+    views of one memory, which pickle would send once for each.
+    """
     if not outputs or next(iter(outputs.values())).device.type == device.type:
         return dict(outputs)
     rows = torch.cat(list(outputs.values())).to(device)
