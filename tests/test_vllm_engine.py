@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -286,5 +287,8 @@ def test_a_bucket_gives_back_what_was_packed() -> None:
     ]
     bucket, flat = pack(weights)
     assert [item.start for item in bucket.layouts] == [0, 64, 80, 144] and bucket.num_bytes == 160
-    for (name, tensor), (again, copy) in zip(weights, unpack(bucket, flat), strict=True):
-        assert name == again and copy.dtype == tensor.dtype and torch.equal(copy, tensor)
+    sent = ray.get(ray.put(replace(bucket, flat=flat)))
+    assert sent.layouts == bucket.layouts and ray.get(ray.put(bucket)) == bucket
+    for place in (flat, sent.flat):
+        for (name, tensor), (again, copy) in zip(weights, unpack(bucket, place), strict=True):
+            assert name == again and copy.dtype == tensor.dtype and torch.equal(copy, tensor)

@@ -37,6 +37,17 @@ class Bucket:
     flat: Tensor | None = None
     ipc_handles: Mapping[str, tuple] | None = None
 
+    def __reduce__(self) -> tuple:
+        return _bucket, (
+            self.layouts, self.num_bytes, None if self.flat is None else to_bytes(self.flat), self.ipc_handles,
+        )  # fmt: skip
+
+
+def _bucket(
+    layouts: tuple[Layout, ...], num_bytes: int, flat: HostBytes | None, ipc_handles: Mapping[str, tuple] | None
+) -> Bucket:
+    return Bucket(layouts, num_bytes, None if flat is None else from_bytes(flat), ipc_handles)
+
 
 def pack(weights: Sequence[tuple[str, Tensor]]) -> tuple[Bucket, Tensor]:
     """The bucket of (name, tensor) pairs without its bytes, and the bytes, on the tensors' device."""
