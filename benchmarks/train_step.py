@@ -7,6 +7,7 @@ WAY   transformers   padded rows [prompt | response], transformers' causal LM, l
       shared         speechrl: prompt once a group, scaled_dot_product_attention under a mask
       shared_flex    the same, groups of a micro-batch in one sequence, FlexAttention (CUDA)
       *_liger        any of them with Liger's fused RMSNorm, RoPE and SwiGLU (CUDA)
+      *_single       what is done to logits as single operations, where FlexAttention would have it compiled
 
 INPUTS of make_inputs.py. Encoder outputs are at hand in every way (speechrl keeps them from the rollout); projector and
 language model train. Useful: each prompt counts once, padding and recomputation not at all. Prints one line of JSON for
@@ -137,11 +138,13 @@ def main() -> None:
     for name in options.sets:
         first: dict[str, Any] = {}
         for way in options.ways:
-            plain_way, liger = way.removesuffix("_liger"), way.endswith("_liger")
+            bare_way, single = way.removesuffix("_single"), way.endswith("_single")
+            plain_way, liger = bare_way.removesuffix("_liger"), bare_way.endswith("_liger")
             bench = Bench(options.inputs, name, liger)
             rows = bench.rows(options.samples, options.tokens)
             if plain_way == "shared_flex":
                 bench.module.use_flex_attention()
+                bench.module.compiled = not single
             packing = packing_of(plain_way, 8 if plain_way == "transformers" else options.rows)
             seconds, peak = timed(run(bench, plain_way, rows, packing), options.repeats)
             result = {"set": name, "way": way, "seconds": round(seconds, 3), "peak_gib": round(peak, 1)}

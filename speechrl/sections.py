@@ -329,7 +329,8 @@ class Train(Section):
     """Compute the prompt of a group once for all its completions; the same gradient for a fraction of the tokens."""
     packed_attention: Literal["auto", "sdpa", "flex"] = "auto"
     """Attention over shared prompts: flex skips what is masked (CUDA), sdpa computes it; auto takes flex where it can.
-    sft: flex puts utterances one behind the other in a sequence, sdpa pads each."""
+    With flex what is done to logits is compiled, too; both need a C compiler. sft: flex puts utterances one behind the
+    other in a sequence, sdpa pads each."""
     max_epochs: int = Field(default=1, ge=1)
     """Passes over each rollout batch."""
     num_episodes: int = Field(default=1, ge=1)

@@ -82,9 +82,8 @@ class ChosenLogprobs(torch.autograd.Function):
 
 
 # --- what is done to the logits of a chunk --------------------------------------------------------------------------
-# As single operations these are a dozen passes over float32 numbers, 6 % of a training step of the benchmark; compiled
-# they are two or three over what the projection wrote. Single operations write in place where they own the buffer,
-# which a compiler doesn't need to be told.
+# As single operations these are a dozen passes over float32 numbers, in place where the buffer is owned; compiled they
+# are two or three over what the projection wrote (benchmarks/train_step.py, ways *_single).
 
 
 def _chosen(logits_CV: Tensor, targets_C: Tensor, softmax: Softmax) -> tuple[Tensor, Tensor | None]:
