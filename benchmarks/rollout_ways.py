@@ -7,7 +7,8 @@ WAY   audio    the whole model in vLLM, raw audio in each request (its encoder r
       embeds   the language model alone, prompts as embeddings
       rows     the language model alone, audio as rows past the vocabulary: what speechrl does
       speechrl the same through speechrl's rank and engine, Ray actors on the same GPU: prompts, projector, transfer of
-               the audio and of the samples, their texts; and `rows` with the same weights, in turn with it
+               the audio and of the samples, their texts; in turn with it `rows` with the same weights and, on a GPU,
+               `host`, where audio goes to the engine through the host's memory, as it does between GPUs
 
 Encoder time is part of `audio` only; speechrl pays it once on the policy, for rollouts and training together, while the
 batch before is trained on. Prints one line of JSON for each set of make_inputs.py (10 s: 64 utterances, 30 s: 32).
@@ -49,8 +50,9 @@ from speechrl.training.weight_sync import buckets, engine_config
 from speechrl.types import Utterance
 
 BATCHES = 5  # the first warms up
-WAYS = {"audio": ("audio", "cached"), "speechrl": ("rows", "speechrl")}  # measured in turn; others alone
 EAGER = not torch.cuda.is_available()
+THROUGH = ("rows", "speechrl") if EAGER else ("rows", "speechrl", "host")
+WAYS = {"audio": ("audio", "cached"), "speechrl": THROUGH}  # measured in turn; others alone
 DTYPE: Literal["fp32", "bf16"] = "fp32" if EAGER else "bf16"
 OPTIONS = Vllm(gpu_memory_utilization=0.6, max_model_len=1024, max_audio_tokens=16384, enforce_eager=EAGER)
 HALF = OPTIONS.model_copy(update={"gpu_memory_utilization": 0.3})  # two engines share the GPU
@@ -224,8 +226,10 @@ class Bench:
 
     def timed(self, batch: Sequence[Item], way: str) -> tuple[float, int]:
         """(seconds, tokens) of one batch."""
-        if way == "speechrl":
-            return self.timed_through_speechrl([item.input.prompt.utterance for item in batch])
+        if way in ("speechrl", "host"):
+            assert self.engine is not None
+            self.engine.paired = way == "speechrl" and not EAGER
+            return self.timed_through_speechrl(self.engine, way, [item.input.prompt.utterance for item in batch])
         if way == "rows":
             inputs, audio_RH = [item.input for item in batch], torch.cat([item.rows_AH for item in batch])
             started = time.monotonic()
@@ -239,17 +243,18 @@ class Bench:
         num_tokens = generate(self.llm, prompts, self.spec, self.sampling)
         return time.monotonic() - started, num_tokens
 
-    def timed_through_speechrl(self, utterances: Sequence[Utterance]) -> tuple[float, int]:
+    def timed_through_speechrl(
+        self, engine: VllmEngine, way: str, utterances: Sequence[Utterance]
+    ) -> tuple[float, int]:
         """As a step of training samples, whose audio was encoded while the step before was trained on. Prints what of
         the time its engine took.
         """
-        assert self.engine is not None
-        ray.get(self.engine.policy.ranks[0].engine_inputs.remote(utterances))  # the encoder's outputs are kept
+        ray.get(engine.policy.ranks[0].engine_inputs.remote(utterances))  # the encoder's outputs are kept
         started = time.monotonic()
-        groups = self.engine.generate(utterances, self.sampling)
+        groups = engine.generate(utterances, self.sampling)
         seconds = time.monotonic() - started
-        self.engine.forget()
-        print(json.dumps({"speechrl": round(seconds, 3)} | self.engine.timings()), file=sys.stderr, flush=True)
+        engine.forget()
+        print(json.dumps({"way": way, "seconds": round(seconds, 3)} | engine.timings()), file=sys.stderr, flush=True)
         return seconds, sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
 
 

@@ -22,13 +22,13 @@ import ray
 import torch
 from torch import Tensor
 
-from speechrl.rollout.weights import from_bytes, to_bytes
+from speechrl.rollout.weights import borrow, lend
 
 
 @ray.remote
 class Reader:
     def read(self, sent: Any) -> float:
-        tensor = sent if isinstance(sent, Tensor) else from_bytes(sent)
+        tensor = sent if isinstance(sent, Tensor) else borrow(sent)
         return float(tensor.sum())
 
 
@@ -47,7 +47,7 @@ def main() -> None:
         seconds = []
         for _ in range(1 + options.repeats):  # the first warms up
             started = time.monotonic()
-            ray.get(reader.read.remote(ray.put(tensor if name == "tensor" else to_bytes(tensor))))
+            ray.get(reader.read.remote(ray.put(tensor if name == "tensor" else lend(tensor))))
             seconds.append(time.monotonic() - started)
         median = statistics.median(seconds[1:])
         first = first or median

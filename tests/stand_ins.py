@@ -36,8 +36,9 @@ class Rank:
     def note(self, line):
         ray.get(self.diary.write.remote(line))
 
-    def engine_inputs(self, utterances):
-        return Share([EngineInput(Prompt(item, (self.number,), "")) for item in utterances], None, 0.5 + self.number)
+    def engine_inputs(self, utterances, same_gpu=False):
+        where = "on its GPU" if same_gpu else ""
+        return Share([EngineInput(Prompt(item, (self.number,), where)) for item in utterances], None, 0.5 + self.number)
 
     def groups_of(self, sampled, version):
         return [

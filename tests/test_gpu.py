@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+import ray
 import torch
 from safetensors.torch import load_file
 
@@ -19,6 +20,7 @@ from speechrl.models.load import load_model
 from speechrl.models.policy import PolicyModule
 from speechrl.models.prompts import PromptBuilder
 from speechrl.models.tiny import build_qwen3_asr
+from speechrl.rollout.engine import Share
 from speechrl.sections import RayOptions, Runtime, Selection, Vllm
 from speechrl.training.batch import Packing, Row, collate, rows_of
 from speechrl.training.inference import InferenceRank
@@ -116,6 +118,27 @@ def test_outputs_of_the_cache_read_ahead_are_the_encoders(qwen3_asr: str, noise_
     for utterance in utterances:
         first, second = (outputs[utterance.id] for outputs in found)
         assert second.is_cuda and torch.equal(first, second)
+
+
+class Hearing:
+    """An engine's end of what a rank lends."""
+
+    def take(self, share: Share) -> tuple[bool, torch.Tensor]:
+        assert share.audio_RH is not None
+        return share.audio_RH.is_cuda, share.audio_RH.cpu()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_audio_stays_on_the_gpu_of_an_engine_beside_its_rank(qwen3_asr: str, noise_manifest: str) -> None:
+    utterances = read_manifest(noise_manifest)[:6]
+    with cluster(RayOptions(), 2):
+        place = {"num_cpus": 1, "num_gpus": 0.5}
+        rank = ray.remote(InferenceRank).options(**place).remote(qwen3_asr, Runtime(device="cuda"), Selection(), "bf16")
+        engine = ray.remote(Hearing).options(**place).remote()
+        for batch in (utterances[:4], utterances[4:]):  # the second is lent when the first may be forgotten
+            on_host = ray.get(rank.engine_inputs.remote(batch))
+            is_cuda, found = ray.get(engine.take.remote(rank.engine_inputs.remote(batch, same_gpu=True)))
+            assert is_cuda and torch.equal(found, on_host.audio_RH)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

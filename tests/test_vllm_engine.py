@@ -17,7 +17,7 @@ from speechrl.launch import cluster
 from speechrl.rollout.engine import EngineInput, Sampling, Share
 from speechrl.rollout.vllm import NO_TURNS, Turns, VllmEngine, _pieces, waves
 from speechrl.rollout.vllm_api import engine_ids
-from speechrl.rollout.weights import from_bytes, pack, to_bytes, unpack
+from speechrl.rollout.weights import borrow, lend, pack, unpack
 from speechrl.sections import RayOptions, Vllm
 from speechrl.training.group import gather
 from speechrl.types import Prompt, Utterance
@@ -68,6 +68,18 @@ def test_groups_come_back_in_order_from_two_ranks_and_two_engines() -> None:
         "time/engine_s": 2.0,
         "rollout/engine_restarts": 0.0,
     }
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_audio_stays_on_the_gpu_of_a_rank_with_the_engines_number(paired: bool) -> None:
+    handle = engine("", "", num_ranks=2)
+    handle.sync()
+    handle.paired = paired
+    groups = handle.generate(UTTERANCES, Sampling())
+    # prompt i is of rank i mod 2, and of the engine that its first token names
+    pairs = [(index % 2, group.rollouts[0].token_ids[0]) for index, group in enumerate(groups)]
+    assert pairs == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 0), (1, 0), (0, 1)]
+    assert [bool(group.prompt.text) for group in groups] == [paired and rank == number for rank, number in pairs]
 
 
 def test_the_first_sync_sends_everything_later_ones_what_trains_and_none_without_a_step() -> None:
@@ -266,10 +278,10 @@ def test_a_share_travels_whole(rows_RH: torch.Tensor | None) -> None:
 
 
 def test_audio_lies_in_rays_store_and_is_not_copied() -> None:
-    packed = to_bytes(torch.randn(500, 1000))
+    packed = lend(torch.randn(500, 1000))
     found = ray.get(ray.put(packed))[0]
     assert not found.flags.owndata and not found.flags.writeable
-    assert torch.equal(from_bytes(packed).view(torch.uint8).flatten(), torch.from_numpy(found.copy()))
+    assert torch.equal(borrow(packed).view(torch.uint8).flatten(), torch.from_numpy(found.copy()))
 
 
 def test_what_ends_together_travels_together() -> None:

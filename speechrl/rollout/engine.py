@@ -15,7 +15,7 @@ from speechrl.types import FinishReason, Group, Prompt, Utterance
 if TYPE_CHECKING:  # what sends and takes these records need not load torch
     from torch import Tensor
 
-    from speechrl.rollout.weights import HostBytes
+    from speechrl.rollout.weights import Lent
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,9 @@ def check_length(item: EngineInput, max_new_tokens: int, max_model_len: int, max
 class Share:
     """The prompts that one policy rank made.
 
-    audio_RH: the rows of all of them, back to back, on the host; None for text. Who gets a share from Ray reads them
-    where they lie in its store and must not write. encode_s: seconds it took to encode and project them.
+    audio_RH: the rows of all of them, back to back, on the host, or on the GPU of an engine that lives there, too; None
+    for text. Who gets a share from Ray reads them where they lie, in its store or in the rank's memory, and must not
+    write. encode_s: seconds it took to encode and project them.
     """
 
     inputs: list[EngineInput]
@@ -91,16 +92,16 @@ class Share:
     encode_s: float
 
     def __reduce__(self) -> tuple:
-        from speechrl.rollout.weights import to_bytes
+        from speechrl.rollout.weights import lend
 
-        audio = None if self.audio_RH is None else to_bytes(self.audio_RH)
+        audio = None if self.audio_RH is None else lend(self.audio_RH)
         return _share, (self.inputs, audio, self.encode_s)
 
 
-def _share(inputs: list[EngineInput], audio: HostBytes | None, encode_s: float) -> Share:
-    from speechrl.rollout.weights import from_bytes
+def _share(inputs: list[EngineInput], audio: Lent | None, encode_s: float) -> Share:
+    from speechrl.rollout.weights import borrow
 
-    return Share(inputs, None if audio is None else from_bytes(audio), encode_s)
+    return Share(inputs, None if audio is None else borrow(audio), encode_s)
 
 
 @dataclass(frozen=True)

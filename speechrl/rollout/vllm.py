@@ -146,7 +146,7 @@ class VllmEngine(RolloutEngine):
 
     Audio goes from rank to engine as Ray references, not through the driver. transfer: how weights travel, a row of
     training/weight_sync.py. turns: who gives memory back to whom on shared GPUs. start: makes an engine's actor anew by
-    its number; without it a dead engine stops the run.
+    its number; without it a dead engine stops the run. paired: engine i lives on the GPU of rank i, where audio stays.
     """
 
     def __init__(
@@ -157,9 +157,10 @@ class VllmEngine(RolloutEngine):
         transfer: str,
         turns: Turns = NO_TURNS,
         start: Callable[[int], Any] | None = None,
+        paired: bool = False,
     ):
         self.servers, self.policy, self.options = list(servers), policy, options
-        self.transfer, self.turns, self._start = transfer, turns, start
+        self.transfer, self.turns, self._start, self.paired = transfer, turns, start, paired
         self.num_restarts = 0
         self.weights_version = -1
         self.sampling = True  # whose turn it is
@@ -241,7 +242,9 @@ class VllmEngine(RolloutEngine):
         """The engine's generator of answers."""
         ranks = self.policy.ranks
         inputs = [
-            ranks[rank].engine_inputs.remote([utterances[index] for index in order if index % len(ranks) == rank])
+            ranks[rank].engine_inputs.remote(
+                [utterances[index] for index in order if index % len(ranks) == rank], self.paired and rank == number
+            )
             for rank in self._sources(order)
         ]
         return self.servers[number].stream.options(num_returns="streaming").remote(sampling, *inputs)

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import rebuild_cuda_tensor
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo, worker_init_process_group
@@ -21,7 +20,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
-from speechrl.rollout.weights import Bucket, unpack
+from speechrl.rollout.weights import Bucket, from_handle, unpack
 
 BACKEND = "speechrl"  # our row in vLLM's table of weight transfer backends
 
@@ -134,9 +133,8 @@ class Backend(WeightTransferEngine):
     def _flat(self, bucket: Bucket) -> Tensor:
         """The bucket's bytes on this device."""
         if bucket.ipc_handles:
-            handle = list(bucket.ipc_handles[str(torch.cuda.get_device_properties(self.device).uuid)])
-            handle[6] = self.device.index  # the sender's number of the device, which may be another here
-            return rebuild_cuda_tensor(*handle)
+            handle = bucket.ipc_handles[str(torch.cuda.get_device_properties(self.device).uuid)]
+            return from_handle(handle, self.device.index)
         if bucket.flat is not None:
             # a copy: Ray's arrays are read-only views, and the reload holds tensors until their layer is whole
             return bucket.flat.to(self.device, copy=True)

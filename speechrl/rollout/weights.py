@@ -10,6 +10,7 @@ from math import prod
 import numpy as np
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 ALIGNMENT = 16  # bytes; every dtype may start there
 
@@ -39,14 +40,14 @@ class Bucket:
 
     def __reduce__(self) -> tuple:
         return _bucket, (
-            self.layouts, self.num_bytes, None if self.flat is None else to_bytes(self.flat), self.ipc_handles,
+            self.layouts, self.num_bytes, None if self.flat is None else lend(self.flat), self.ipc_handles,
         )  # fmt: skip
 
 
 def _bucket(
-    layouts: tuple[Layout, ...], num_bytes: int, flat: HostBytes | None, ipc_handles: Mapping[str, tuple] | None
+    layouts: tuple[Layout, ...], num_bytes: int, flat: Lent | None, ipc_handles: Mapping[str, tuple] | None
 ) -> Bucket:
-    return Bucket(layouts, num_bytes, None if flat is None else from_bytes(flat), ipc_handles)
+    return Bucket(layouts, num_bytes, None if flat is None else borrow(flat), ipc_handles)
 
 
 def pack(weights: Sequence[tuple[str, Tensor]]) -> tuple[Bucket, Tensor]:
@@ -72,16 +73,31 @@ def unpack(bucket: Bucket, flat: Tensor) -> list[tuple[str, Tensor]]:
 
 
 HostBytes = tuple[np.ndarray, torch.dtype, tuple[int, ...]]  # uint8, and what they are
+Lent = HostBytes | tuple  # or a CUDA IPC handle
 
 
-def to_bytes(tensor: Tensor) -> HostBytes:
-    """A tensor on the host as Ray carries it without copies: arrays lie in its store, a tensor is copied in and out."""
+def lend(tensor: Tensor) -> Lent:
+    """A tensor as Ray carries it without copies: on the host as an array, which lies in Ray's store, where a tensor is
+    copied in and out; on a GPU as a handle, which is good as long as the tensor lives here.
+    """
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
+        return reduce_tensor(tensor)[1]
     return tensor.contiguous().view(-1).view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape)
 
 
-def from_bytes(packed: HostBytes) -> Tensor:
-    """The tensor, on the same memory: from Ray's store it can be read and not written."""
-    array, dtype, shape = packed
+def borrow(lent: Lent) -> Tensor:
+    """The tensor on the same memory, to be read and not written; a handle's on this process's device."""
+    if not isinstance(lent[0], np.ndarray):
+        return from_handle(lent, torch.cuda.current_device())
+    array, dtype, shape = lent
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(array).view(dtype).view(shape)
+
+
+def from_handle(handle: tuple, device: int) -> Tensor:
+    """What another process lends on a GPU that both see. device: its number here, which may be another there."""
+    arguments = list(handle)
+    arguments[6] = device
+    return rebuild_cuda_tensor(*arguments)
