@@ -228,7 +228,7 @@ class Bench:
         """(seconds, tokens) of one batch."""
         if way in ("speechrl", "host"):
             assert self.engine is not None
-            self.engine.paired = way == "speechrl" and not EAGER
+            self.engine.same_gpu = way == "speechrl" and not EAGER
             return self.timed_through_speechrl(self.engine, way, [item.input.prompt.utterance for item in batch])
         if way == "rows":
             inputs, audio_RH = [item.input for item in batch], torch.cat([item.rows_AH for item in batch])

@@ -168,7 +168,7 @@ def _start_vllm(config: TrainConfig, policy: PolicyGroup) -> RolloutEngine:
     def start_again(number: int) -> Any:
         return _ready(RankGroup([make(number)]), config.ray.startup_timeout_s).ranks[0]
 
-    engine = VllmEngine(servers.ranks, policy, options, transfer, turns, start_again, paired=shared)
+    engine = VllmEngine(servers.ranks, policy, options, transfer, turns, start_again, transfer == "ipc")
     engine.release()
     return engine
 
@@ -231,7 +231,8 @@ def evaluation_engine(config: EvalConfig, model: str) -> Iterator[RolloutEngine]
             servers = RankGroup([make(number) for number in range(config.vllm.num_engines)])
             groups.append(servers)
             _ready(servers, timeout_s)
-            engine = VllmEngine(servers.ranks, ranks, config.vllm, "host", paired=on_gpu)
+            same_gpu = on_gpu and config.vllm.sync_transfer != "host"
+            engine = VllmEngine(servers.ranks, ranks, config.vllm, "host", same_gpu=same_gpu)
         if config.data.speech_style:
             speaking = _speaking(engine, config, ranks.placement)
             groups.append(speaking.workers)

@@ -212,7 +212,9 @@ class Vllm(Section):
     sync_bucket_mb: int = Field(default=256, ge=1)
     """MiB of weights per call."""
     sync_transfer: Literal["auto", "host", "ipc", "nccl"] = "auto"
-    """How weights travel: through the host's memory, as a CUDA IPC handle on a shared GPU, or by NCCL broadcast."""
+    """How weights travel: through the host's memory, as a CUDA IPC handle on a shared GPU, or by NCCL broadcast. With
+    `auto` and `ipc` audio goes as a handle, too, where engine and rank share a GPU.
+    """
 
 
 class Codec(Section):

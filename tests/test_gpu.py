@@ -120,6 +120,11 @@ def test_outputs_of_the_cache_read_ahead_are_the_encoders(qwen3_asr: str, noise_
         assert second.is_cuda and torch.equal(first, second)
 
 
+class LendingRank(InferenceRank):
+    def num_bytes(self) -> int:
+        return torch.cuda.memory_allocated()
+
+
 class Hearing:
     """An engine's end of what a rank lends."""
 
@@ -129,16 +134,20 @@ class Hearing:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_audio_stays_on_the_gpu_of_an_engine_beside_its_rank(qwen3_asr: str, noise_manifest: str) -> None:
+def test_audio_stays_on_the_gpu_that_rank_and_engine_share(qwen3_asr: str, noise_manifest: str) -> None:
     utterances = read_manifest(noise_manifest)[:6]
     with cluster(RayOptions(), 2):
         place = {"num_cpus": 1, "num_gpus": 0.5}
-        rank = ray.remote(InferenceRank).options(**place).remote(qwen3_asr, Runtime(device="cuda"), Selection(), "bf16")
+        rank = ray.remote(LendingRank).options(**place).remote(qwen3_asr, Runtime(device="cuda"), Selection(), "bf16")
         engine = ray.remote(Hearing).options(**place).remote()
-        for batch in (utterances[:4], utterances[4:]):  # the second is lent when the first may be forgotten
-            on_host = ray.get(rank.engine_inputs.remote(batch))
-            is_cuda, found = ray.get(engine.take.remote(rank.engine_inputs.remote(batch, same_gpu=True)))
-            assert is_cuda and torch.equal(found, on_host.audio_RH)
+        on_host = [ray.get(rank.engine_inputs.remote(part)).audio_RH for part in (utterances[:4], utterances[4:])]
+        held = []
+        for number in range(6):  # each is lent when the one before may be gone
+            part = utterances[:4] if number % 2 == 0 else utterances[4:]
+            is_cuda, found = ray.get(engine.take.remote(rank.engine_inputs.remote(part, same_gpu=True)))
+            assert is_cuda and torch.equal(found, on_host[number % 2])
+            held.append(ray.get(rank.num_bytes.remote()))
+        assert held[5] - held[1] < 2 * on_host[1].nbytes  # four more were lent: what was read is given back
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -88,7 +88,7 @@ def test_recipe_parses(recipe: Path, tmp_path: Path) -> None:
     scripts = [call.words[0] for call in calls if call.program == "python"]
     assert all((ROOT / script).is_file() for script in scripts)
     if recipe.stem == "offline_speech":
-        assert [config.train.max_seconds for config in configs if type(config) is options.SftConfig] == [300, 6]
+        assert [config.train.max_seconds for config in configs if type(config) is options.SftConfig] == [420, 6]
 
 
 def test_the_benchmark_of_synthesis_parses(tmp_path: Path) -> None:

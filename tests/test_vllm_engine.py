@@ -52,34 +52,36 @@ def diary(handle: VllmEngine) -> list[str]:
 UTTERANCES = [Utterance(id=str(index), text="") for index in range(7)]
 
 
-def test_groups_come_back_in_order_from_two_ranks_and_two_engines() -> None:
-    handle = engine("", "", num_ranks=2)
+@pytest.mark.parametrize(
+    ("num_engines", "engine_of", "encode_s"),
+    [
+        (2, [0, 1, 0, 1, 0, 1, 0], 1.5),  # engine i takes what rank i encodes
+        (3, [0, 0, 1, 1, 2, 2, 0], 4.5),  # a part of every rank's share: rank 1 made three
+    ],
+)
+def test_groups_come_back_in_order_from_two_ranks(num_engines: int, engine_of: list[int], encode_s: float) -> None:
+    handle = engine(*[""] * num_engines, num_ranks=2)
     handle.sync()
     groups = handle.generate(UTTERANCES, Sampling())
     assert [group.utterance.id for group in groups] == [str(index) for index in range(7)]
-    assert [group.rollouts[0].token_ids for group in groups] == [
-        ((index // 2) % 2, index) for index in range(7)
-    ]  # pairs of ranks, engines by turns
+    assert [group.rollouts[0].token_ids for group in groups] == list(zip(engine_of, range(7), strict=True))
     assert [group.prompt.token_ids for group in groups] == [(index % 2,) for index in range(7)]
     assert handle.policy.home == {str(index): index % 2 for index in range(7)}
     assert {rollout.weights_version for group in groups for rollout in group.rollouts} == {7}
     assert handle.timings() == {
-        "time/encode_s": 3.0,  # rank 1 made two shares
+        "time/encode_s": encode_s,
         "time/engine_s": 2.0,
         "rollout/engine_restarts": 0.0,
     }
 
 
-@pytest.mark.parametrize("paired", [False, True])
-def test_audio_stays_on_the_gpu_of_a_rank_with_the_engines_number(paired: bool) -> None:
+@pytest.mark.parametrize("same_gpu", [False, True])
+def test_ranks_are_told_whether_their_engine_reads_audio_on_the_gpu(same_gpu: bool) -> None:
     handle = engine("", "", num_ranks=2)
     handle.sync()
-    handle.paired = paired
+    handle.same_gpu = same_gpu
     groups = handle.generate(UTTERANCES, Sampling())
-    # prompt i is of rank i mod 2, and of the engine that its first token names
-    pairs = [(index % 2, group.rollouts[0].token_ids[0]) for index, group in enumerate(groups)]
-    assert pairs == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 0), (1, 0), (0, 1)]
-    assert [bool(group.prompt.text) for group in groups] == [paired and rank == number for rank, number in pairs]
+    assert [group.prompt.text for group in groups] == ["on its GPU" if same_gpu else ""] * 7
 
 
 def test_the_first_sync_sends_everything_later_ones_what_trains_and_none_without_a_step() -> None:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Recorded human speech, no hub: a Whisper encoder (frozen) and SmolLM2-135M joined by a new projector -> SFT on nine
 # languages -> GRPO on other recordings -> evaluation on texts that neither has seen. recipes/README.md has results.
-# One GPU, 15 minutes; SCALE=small is the same path in English on two CPU cores, for seeing that it works.
+# One GPU, 20 minutes; SCALE=small is the same path in English on two CPU cores, for seeing that it works.
 #
 #   ./run_train.sh recipes/asr/offline_speech.sh
 #   ./run_train.sh recipes/asr/offline_speech.sh --control                # also SFT continued on the RL recordings
@@ -20,7 +20,7 @@ if [ "$SCALE" = full ]; then
   LANGUAGES=${LANGUAGES:-en fr nl es it ro cs da ca}
   WHISPER=${WHISPER:-openai/whisper-base}
   SPEEDS=${SPEEDS:-0.9 1.1}               # copies of the SFT recordings
-  SFT_SECONDS=${SFT_SECONDS:-300} CTC_STEPS=${CTC_STEPS:-90} SFT_LR=${SFT_LR:-6e-4}
+  SFT_SECONDS=${SFT_SECONDS:-420} CTC_STEPS=${CTC_STEPS:-90} SFT_LR=${SFT_LR:-6e-4}
   GRPO_STEPS=${GRPO_STEPS:-60} GRPO_LR=${GRPO_LR:-5e-5}
   EVAL_STEPS=${EVAL_STEPS:-200} EVAL_SAMPLES=${EVAL_SAMPLES:-0}
   machine=(--ds.param_dtype bf16 --ds.zero_stage 2)

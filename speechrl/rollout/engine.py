@@ -15,8 +15,6 @@ from speechrl.types import FinishReason, Group, Prompt, Utterance
 if TYPE_CHECKING:  # what sends and takes these records need not load torch
     from torch import Tensor
 
-    from speechrl.rollout.weights import Lent
-
 
 @dataclass(frozen=True)
 class Sampling:
@@ -82,9 +80,9 @@ def check_length(item: EngineInput, max_new_tokens: int, max_model_len: int, max
 class Share:
     """The prompts that one policy rank made.
 
-    audio_RH: the rows of all of them, back to back, on the host, or on the GPU of an engine that lives there, too; None
-    for text. Who gets a share from Ray reads them where they lie, in its store or in the rank's memory, and must not
-    write. encode_s: seconds it took to encode and project them.
+    audio_RH: the rows of all of them, back to back, on the host, or on the GPU that rank and engine share; None for
+    text. Who gets a share from Ray reads them where they lie, in its store or in the rank's memory, and must not write;
+    on a GPU one process gets it, once (`lend`). encode_s: seconds it took to encode and project them.
     """
 
     inputs: list[EngineInput]
@@ -98,7 +96,7 @@ class Share:
         return _share, (self.inputs, audio, self.encode_s)
 
 
-def _share(inputs: list[EngineInput], audio: Lent | None, encode_s: float) -> Share:
+def _share(inputs: list[EngineInput], audio: tuple | None, encode_s: float) -> Share:
     from speechrl.rollout.weights import borrow
 
     return Share(inputs, None if audio is None else borrow(audio), encode_s)

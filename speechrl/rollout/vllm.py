@@ -146,7 +146,7 @@ class VllmEngine(RolloutEngine):
 
     Audio goes from rank to engine as Ray references, not through the driver. transfer: how weights travel, a row of
     training/weight_sync.py. turns: who gives memory back to whom on shared GPUs. start: makes an engine's actor anew by
-    its number; without it a dead engine stops the run. paired: engine i lives on the GPU of rank i, where audio stays.
+    its number; without it a dead engine stops the run. same_gpu: engine i reads audio on the GPU of rank i, its own.
     """
 
     def __init__(
@@ -157,10 +157,10 @@ class VllmEngine(RolloutEngine):
         transfer: str,
         turns: Turns = NO_TURNS,
         start: Callable[[int], Any] | None = None,
-        paired: bool = False,
+        same_gpu: bool = False,
     ):
         self.servers, self.policy, self.options = list(servers), policy, options
-        self.transfer, self.turns, self._start, self.paired = transfer, turns, start, paired
+        self.transfer, self.turns, self._start, self.same_gpu = transfer, turns, start, same_gpu
         self.num_restarts = 0
         self.weights_version = -1
         self.sampling = True  # whose turn it is
@@ -224,11 +224,12 @@ class VllmEngine(RolloutEngine):
         self._timings = {"time/encode_s": max(encode_s), "time/engine_s": engine_s}  # of the slowest
 
     def _orders(self, count: int) -> list[list[int]]:
-        """The utterances of each engine, rank after rank. Utterance i is encoded on rank i mod R; an engine gets a part
-        of every rank's share.
+        """The utterances of each engine, rank after rank. Utterance i is encoded on rank i mod R. Engine i gets what
+        rank i encodes where there are as many of both, else a part of every rank's share.
         """
         size = len(self.policy.ranks)
-        owners = [(index // size) % len(self.servers) for index in range(count)]
+        same_number = size == len(self.servers)
+        owners = [index % size if same_number else index // size % len(self.servers) for index in range(count)]
         return [
             sorted((index for index in range(count) if owners[index] == number), key=lambda index: index % size)
             for number in range(len(self.servers))
@@ -243,7 +244,7 @@ class VllmEngine(RolloutEngine):
         ranks = self.policy.ranks
         inputs = [
             ranks[rank].engine_inputs.remote(
-                [utterances[index] for index in order if index % len(ranks) == rank], self.paired and rank == number
+                [utterances[index] for index in order if index % len(ranks) == rank], self.same_gpu
             )
             for rank in self._sources(order)
         ]

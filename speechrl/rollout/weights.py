@@ -1,4 +1,4 @@
-"""Tensors on their way from the policy to the engines as bytes: weights, many as one run, and audio."""
+"""Tensors on their way from the policy to the engines: weights, many as one run of bytes, and audio."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Bucket:
 
 
 def _bucket(
-    layouts: tuple[Layout, ...], num_bytes: int, flat: Lent | None, ipc_handles: Mapping[str, tuple] | None
+    layouts: tuple[Layout, ...], num_bytes: int, flat: tuple | None, ipc_handles: Mapping[str, tuple] | None
 ) -> Bucket:
     return Bucket(layouts, num_bytes, None if flat is None else borrow(flat), ipc_handles)
 
@@ -72,22 +72,18 @@ def unpack(bucket: Bucket, flat: Tensor) -> list[tuple[str, Tensor]]:
     return pairs
 
 
-HostBytes = tuple[np.ndarray, torch.dtype, tuple[int, ...]]  # uint8, and what they are
-Lent = HostBytes | tuple  # or a CUDA IPC handle
-
-
-def lend(tensor: Tensor) -> Lent:
-    """A tensor as Ray carries it without copies: on the host as an array, which lies in Ray's store, where a tensor is
-    copied in and out; on a GPU as a handle, which is good as long as the tensor lives here.
+def lend(tensor: Tensor) -> tuple:
+    """A tensor as Ray carries it without copies: on the host as an array of its bytes, which lies in Ray's store, where
+    a tensor is copied in and out; on a GPU as a CUDA IPC handle. A handle is borrowed once, by a process that sees this
+    GPU: PyTorch frees the memory when both ends have let go of it, and never if nobody came.
     """
     if tensor.is_cuda:
-        torch.cuda.current_stream(tensor.device).synchronize()
         return reduce_tensor(tensor)[1]
     return tensor.contiguous().view(-1).view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape)
 
 
-def borrow(lent: Lent) -> Tensor:
-    """The tensor on the same memory, to be read and not written; a handle's on this process's device."""
+def borrow(lent: tuple) -> Tensor:
+    """The tensor that was lent, on the same memory, to be read and not written."""
     if not isinstance(lent[0], np.ndarray):
         return from_handle(lent, torch.cuda.current_device())
     array, dtype, shape = lent

@@ -60,7 +60,6 @@ class InferenceRank(EncodingRank):
         super().__init__(self.loaded, builder, module, runtime, data)
         self.no_shared_prefix = why_not_shared_prefix(self.module.decoder)
         self.weights_version = 0
-        self._lent: torch.Tensor | None = None  # audio that an engine on this GPU may be reading
         self.sync_group: Any = None  # of NCCL, with the engines' workers, where weights travel that way
 
     # --- sampling ---------------------------------------------------------------------------------------------------
@@ -120,9 +119,8 @@ class InferenceRank(EncodingRank):
 
     @torch.no_grad()
     def engine_inputs(self, utterances: Sequence[Utterance], same_gpu: bool = False) -> Share:
-        """Prompts for an engine that holds the language model alone, with projected audio on the CPU.
-
-        same_gpu: the engine lives on this rank's GPU, and reads the audio there before it is asked for the next.
+        """Prompts for an engine that holds the language model alone, with projected audio on the host, or on this
+        rank's GPU where the engine lives on the `same_gpu`.
         """
         started = time.monotonic()
         prepared = self.prepare(utterances)
@@ -138,8 +136,10 @@ class InferenceRank(EncodingRank):
         ]
         rows_RH = torch.cat(audio)
         if same_gpu:
-            self._lent = rows_RH
-        return Share(inputs, rows_RH if same_gpu else rows_RH.cpu(), time.monotonic() - started)
+            torch.cuda.current_stream().synchronize()  # the clock's
+        else:
+            rows_RH = rows_RH.cpu()
+        return Share(inputs, rows_RH, time.monotonic() - started)
 
     def groups_of(self, sampled: Sequence[tuple[Prompt, Sequence[Completion]]], weights_version: int) -> list[Group]:
         """What an engine made of this rank's prompts, with texts."""
