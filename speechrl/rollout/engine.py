@@ -90,16 +90,17 @@ class Share:
     encode_s: float
 
     def __reduce__(self) -> tuple:
+        if self.audio_RH is None:
+            return Share, (self.inputs, None, self.encode_s)
         from speechrl.rollout.weights import lend
 
-        audio = None if self.audio_RH is None else lend(self.audio_RH)
-        return _share, (self.inputs, audio, self.encode_s)
+        return _with_audio, (self.inputs, lend(self.audio_RH), self.encode_s)
 
 
-def _share(inputs: list[EngineInput], audio: tuple | None, encode_s: float) -> Share:
+def _with_audio(inputs: list[EngineInput], lent: tuple, encode_s: float) -> Share:
     from speechrl.rollout.weights import borrow
 
-    return Share(inputs, None if audio is None else borrow(audio), encode_s)
+    return Share(inputs, borrow(lent), encode_s)
 
 
 @dataclass(frozen=True)
