@@ -75,7 +75,7 @@ def unpack(bucket: Bucket, flat: Tensor) -> list[tuple[str, Tensor]]:
 def lend(tensor: Tensor) -> tuple:
     """A tensor as Ray carries it without copies: on the host as an array of its bytes, which lies in Ray's store, where
     a tensor is copied in and out; on a GPU as a CUDA IPC handle. A handle is borrowed once, by a process that sees this
-    GPU: PyTorch frees the memory some time after both ends have let go of it, and not if the borrower died or never came.
+    GPU: PyTorch frees the memory once both ends have let go of it, but not if the borrower died or never came.
     """
     if tensor.is_cuda:
         return reduce_tensor(tensor)[1]
