@@ -165,6 +165,16 @@ def test_what_an_engine_had_finished_before_it_died_is_not_repeated() -> None:
     assert [group.rollouts[0].token_ids for group in groups] == [(10, 0), (10, 1), (0, 2)]  # it began with the last
 
 
+def test_what_a_dead_engine_left_is_spread_over_ranks_and_engines_anew() -> None:
+    handle = engine("dies half-way", "", num_ranks=2, max_restarts=1)
+    handle.sync()
+    groups = handle.generate(UTTERANCES[:6], Sampling())
+    # engine 0 had 0, 2 and 4, and finished 4; 0 is its successor's, 2 goes to rank and engine 1
+    assert [group.rollouts[0].token_ids[0] for group in groups] == [10, 1, 1, 1, 0, 1]
+    assert [group.prompt.token_ids[0] for group in groups] == [0, 1, 1, 1, 0, 1]
+    assert handle.policy.home == {str(index): (0, 1, 1, 1, 0, 1)[index] for index in range(6)}
+
+
 def test_engines_are_started_anew_when_one_dies_in_a_sync() -> None:
     handle = engine("dies in a sync", "", max_restarts=1)
     handle.sync()
