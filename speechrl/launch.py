@@ -168,7 +168,7 @@ def _start_vllm(config: TrainConfig, policy: PolicyGroup) -> RolloutEngine:
     def start_again(number: int) -> Any:
         return _ready(RankGroup([make(number)]), config.ray.startup_timeout_s).ranks[0]
 
-    engine = VllmEngine(servers.ranks, policy, options, transfer, turns, start_again, transfer == "ipc")
+    engine = VllmEngine(servers.ranks, policy, options, transfer, turns, start_again, same_gpu=transfer == "ipc")
     engine.release()
     return engine
 

@@ -14,6 +14,7 @@ import torch
 
 from speechrl.faults import RunError
 from speechrl.launch import cluster
+from speechrl.rollout import weights
 from speechrl.rollout.engine import EngineInput, Sampling, Share
 from speechrl.rollout.vllm import NO_TURNS, Turns, VllmEngine, _pieces, waves
 from speechrl.rollout.vllm_api import engine_ids
@@ -294,6 +295,16 @@ def test_audio_lies_in_rays_store_and_is_not_copied() -> None:
     found = ray.get(ray.put(packed))[0]
     assert not found.flags.owndata and not found.flags.writeable
     assert torch.equal(borrow(packed).view(torch.uint8).flatten(), torch.from_numpy(found.copy()))
+
+
+def test_a_handle_that_cuda_cannot_open_names_the_way_round_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> torch.Tensor:
+        assert arguments == (0, 1, 2, 3, 4, 5, 9, 7)  # this process's number of the device
+        raise RuntimeError("invalid device context")
+
+    monkeypatch.setattr(weights, "rebuild_cuda_tensor", refuse)
+    with pytest.raises(RuntimeError, match=r"invalid device context.*--vllm.sync_transfer host"):
+        weights.from_handle(tuple(range(8)), 9)
 
 
 def test_what_ends_together_travels_together() -> None:

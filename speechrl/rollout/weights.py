@@ -93,7 +93,14 @@ def borrow(lent: tuple) -> Tensor:
 
 
 def from_handle(handle: tuple, device: int) -> Tensor:
-    """What another process lends on a GPU that both see. device: its number here, which may be another there."""
+    """What another process lends on a GPU that both see. device: its number here, which may be another there. Raises
+    RuntimeError where CUDA can't open it.
+    """
     arguments = list(handle)
     arguments[6] = device
-    return rebuild_cuda_tensor(*arguments)
+    try:
+        return rebuild_cuda_tensor(*arguments)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"a CUDA IPC handle can't be opened ({error}); --vllm.sync_transfer host goes through the host's memory"
+        ) from error

@@ -136,7 +136,7 @@ class InferenceRank(EncodingRank):
         ]
         rows_RH = torch.cat(audio)
         if same_gpu:
-            torch.cuda.current_stream().synchronize()  # the clock's
+            torch.cuda.current_stream().synchronize()  # encode_s is of the work, not of its launch
         else:
             rows_RH = rows_RH.cpu()
         return Share(inputs, rows_RH, time.monotonic() - started)

@@ -11,12 +11,11 @@ import torch
 import torch.distributed as dist
 from ray.exceptions import RayActorError
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import reduce_tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from speechrl.models.family import Family
 from speechrl.rollout.vllm import wait_for_engines
-from speechrl.rollout.weights import Bucket, pack
+from speechrl.rollout.weights import Bucket, lend, pack
 from speechrl.training import deepspeed_engine
 
 
@@ -119,7 +118,7 @@ def send_ipc(weights: Sequence[tuple[str, Tensor]], route: Route) -> int:
     """To engines on the policy's own GPUs: each rank lends its copy, an engine's worker takes that of its GPU."""
     bucket, flat = pack(weights)
     torch.cuda.synchronize()
-    handle = {str(torch.cuda.get_device_properties(flat.device).uuid): reduce_tensor(flat)[1]}
+    handle = {str(torch.cuda.get_device_properties(flat.device).uuid): lend(flat)}
     handles: list[dict[str, tuple]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(handles, handle)
     if route.is_sender:
