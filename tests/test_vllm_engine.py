@@ -23,7 +23,7 @@ from speechrl.sections import RayOptions, Vllm
 from speechrl.training.group import gather
 from speechrl.types import Prompt, Utterance
 
-from .stand_ins import Diary, Rank, Server, audio_input
+from .stand_ins import Diary, MeetingRank, Rank, Server, audio_input
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,11 +33,16 @@ def ray_cluster() -> Iterator[None]:
 
 
 def engine(
-    *faults: str, turns: Turns = NO_TURNS, num_ranks: int = 1, timeout_s: float = 200.0, max_restarts: int = 0
+    *faults: str,
+    turns: Turns = NO_TURNS,
+    num_ranks: int = 1,
+    timeout_s: float = 200.0,
+    max_restarts: int = 0,
+    rank: type[Rank] = Rank,
 ) -> VllmEngine:
     """Stand-ins. One that is started anew has the number of the one that died, plus 10, and no fault."""
     diary = Diary.remote()
-    ranks = [ray.remote(Rank).remote(number, diary) for number in range(num_ranks)]
+    ranks = [ray.remote(rank).remote(number, diary) for number in range(num_ranks)]
     servers = [ray.remote(Server).remote(number, diary, fault) for number, fault in enumerate(faults)]
     policy = SimpleNamespace(ranks=ranks, home={}, diary=diary)
     policy.call = lambda method: ray.get([getattr(rank, method).remote() for rank in ranks])
@@ -74,6 +79,15 @@ def test_groups_come_back_in_order_from_two_ranks(num_engines: int, engine_of: l
         "time/engine_s": 2.0,
         "rollout/engine_restarts": 0.0,
     }
+
+
+def test_ranks_decode_side_by_side() -> None:
+    handle = engine("", "", num_ranks=2, rank=MeetingRank)
+    handle.sync()
+    diary(handle)
+    groups = handle.generate(UTTERANCES[:2], Sampling())
+    assert [group.utterance.id for group in groups] == ["0", "1"]
+    assert diary(handle) == ["decodes", "decodes"]
 
 
 @pytest.mark.parametrize("same_gpu", [False, True])
@@ -307,8 +321,17 @@ def test_a_handle_that_cuda_cannot_open_names_the_way_round_it(monkeypatch: pyte
         weights.from_handle(tuple(range(8)), 9)
 
 
-def test_what_ends_together_travels_together() -> None:
-    assert list(_pieces([["a"], ["b", "c", "d"], ["e"], ["f"], ["g"]], 2)) == [["a", "b", "c", "d"], ["e", "f"], ["g"]]
+def test_pieces_leave_as_soon_as_they_are_full() -> None:
+    taken = []
+
+    def steps() -> Iterator[list[str]]:
+        for step in (["a"], ["b", "c", "d", "e"], ["f"], ["g"]):
+            taken.append(step)
+            yield step
+
+    pieces = _pieces(steps(), 2)
+    assert [next(pieces), next(pieces), len(taken)] == [["a", "b"], ["c", "d"], 2]
+    assert list(pieces) == [["e", "f"], ["g"]]
     assert list(_pieces([], 2)) == []
 
 

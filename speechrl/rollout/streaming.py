@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ray
 
 
-def as_they_come(answers: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """(number of the generator, reference to what it yielded, or to its error), whoever is first.
+def relayed(answers: Sequence[Any], relay: Callable[[int, Any], Any | None]) -> Iterator[Any]:
+    """References that `relay` made of what the generators yield, as they get ready: whoever comes first, and so that a
+    second actor works on one piece while the first makes the next.
 
-    answers: Ray's ObjectRefGenerators.
+    answers: Ray's ObjectRefGenerators. relay: gets the generator's number and a reference to what it yielded, or to its
+    error; None ends the piece.
     """
-    waiting = dict(enumerate(answers))
-    while waiting:
-        ready, _ = ray.wait(list(waiting.values()), num_returns=1)
-        number = next(number for number, answer in waiting.items() if answer is ready[0])
+    waiting: list[Any] = list(answers)
+    relays: list[Any] = []
+    while waiting or relays:
+        ready = ray.wait([*relays, *waiting], num_returns=1)[0][0]
+        if ready in relays:
+            relays.remove(ready)
+            yield ready
+            continue
         try:
-            yield number, next(ready[0])
+            answer = next(ready)
         except StopIteration:
-            del waiting[number]
+            waiting.remove(ready)
+            continue
+        reference = relay(next(number for number, item in enumerate(answers) if item is ready), answer)
+        if reference is not None:
+            relays.append(reference)
 
 
 def in_turn(answers: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """As `as_they_come`, in an order that does not depend on time: one of each, round after round."""
+    """(number of the generator, reference to what it yielded, or to its error): one of each, round after round, an
+    order that does not depend on time.
+    """
     waiting = list(enumerate(answers))
     while waiting:
         for number, answer in list(waiting):

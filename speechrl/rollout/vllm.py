@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,12 +27,12 @@ from speechrl.rollout.engine import (
     Share,
     check_length,
 )
-from speechrl.rollout.streaming import as_they_come
+from speechrl.rollout.streaming import relayed
 from speechrl.rollout.weights import Bucket
 from speechrl.sections import Vllm
 from speechrl.types import Utterance
 
-PIECES = 8  # about, that an engine's answer comes in: rewards are computed while it samples on
+PIECES = 8  # about, that an engine's answer comes in: ranks decode and rewards are computed while it samples on
 T = TypeVar("T")
 
 PING_S = 30.0  # Ray may take so long to be sure of a death; who lives answers at once, unless it hangs
@@ -94,16 +95,9 @@ class VllmServer:
 
 
 def _pieces(steps: Iterable[list[T]], size: int) -> Iterator[list[T]]:
-    """What came of the steps, at least `size` at a time; the last are what is left. What came together stays together:
-    each piece costs a few milliseconds on its way.
-    """
-    piece: list[T] = []
-    for items in steps:
-        piece += items
-        if len(piece) >= size:
-            yield piece
-            piece = []
-    if piece:
+    """What came of the steps, `size` at a time as soon as they are there; the last are what is left."""
+    items = chain.from_iterable(steps)
+    while piece := list(islice(items, size)):
         yield piece
 
 
@@ -197,23 +191,30 @@ class VllmEngine(RolloutEngine):
         ranks = self.policy.ranks
         self.policy.home |= {utterance.id: index % len(ranks) for index, utterance in enumerate(utterances)}
         orders = self._orders(len(utterances))
-        answers = {
-            number: self._ask(number, order, utterances, sampling) for number, order in enumerate(orders) if order
-        }
+        numbers = [number for number, order in enumerate(orders) if order]
+        answers = [self._ask(number, orders[number], utterances, sampling) for number in numbers]
         # a rank without utterances still takes part where weights are gathered
         idle = [ranks[rank].engine_inputs.remote([]) for rank in range(len(utterances), len(ranks))]
         if upcoming:
             self.policy.look_ahead(upcoming)
         last: dict[int, Sampled] = {}
-        for number, sampled in self._answers(answers, deaths):
-            if sampled.weights_version != self.weights_version:
-                raise RuntimeError(
-                    f"vLLM engine {number} sampled with weights of version {sampled.weights_version}, the policy has "
-                    f"{self.weights_version}"
-                )
+        places: dict[Any, list[int]] = {}  # of what a rank is decoding
+
+        def decode(index: int, answer: Any) -> Any | None:
+            number = numbers[index]
+            try:
+                sampled = ray.get(answer)
+            except RayActorError as error:
+                deaths.append(error)
+                return None
+            self._check_version(number, sampled)
             last[number] = sampled
-            done = _of_rank(ranks[number % len(ranks)].groups_of.remote(sampled.groups, sampled.weights_version))
-            yield [(orders[number][place], group) for place, group in zip(sampled.places, done, strict=True)]
+            groups = ranks[number % len(ranks)].groups_of.remote(sampled.groups, sampled.weights_version)
+            places[groups] = [orders[number][place] for place in sampled.places]
+            return groups
+
+        for groups in relayed(answers, decode):
+            yield list(zip(places.pop(groups), _of_rank(groups), strict=True))
         for answer in idle:
             _of_rank(answer)
         encode_s = [0.0] * len(ranks)
@@ -250,15 +251,12 @@ class VllmEngine(RolloutEngine):
         ]
         return self.servers[number].stream.options(num_returns="streaming").remote(sampling, *inputs)
 
-    def _answers(self, answers: Mapping[int, Any], deaths: list[RayActorError]) -> Iterator[tuple[int, Sampled]]:
-        numbers = list(answers)
-        for index, answer in as_they_come(list(answers.values())):
-            try:
-                sampled = ray.get(answer)
-            except RayActorError as error:
-                deaths.append(error)
-                continue
-            yield numbers[index], sampled
+    def _check_version(self, number: int, sampled: Sampled) -> None:
+        if sampled.weights_version != self.weights_version:
+            raise RuntimeError(
+                f"vLLM engine {number} sampled with weights of version {sampled.weights_version}, the policy has "
+                f"{self.weights_version}"
+            )
 
     def timings(self) -> dict[str, float]:
         return self._timings | {"rollout/engine_restarts": float(self.num_restarts)}
