@@ -49,7 +49,7 @@ from speechrl.sections import Evaluation, Precision, Runtime, Vllm
 from speechrl.training.weight_sync import buckets, engine_config
 from speechrl.types import Utterance
 
-BATCHES = 5  # the first warms up
+BATCHES = 8  # the first warms up
 EAGER = not torch.cuda.is_available()
 THROUGH = ("rows", "speechrl") if EAGER else ("rows", "speechrl", "host")
 WAYS = {"audio": ("audio", "cached"), "speechrl": THROUGH}  # measured in turn; others alone
@@ -214,14 +214,15 @@ class Bench:
     engine: VllmEngine | None = None
 
     def measure(self, name: str, batches: Sequence[Sequence[Item]], ways: Sequence[str]) -> None:
-        """Every way on one batch after the other; prints medians without the first."""
+        """Every way on one batch after the other; prints medians and means without the first."""
         results: dict[str, list[tuple[float, int]]] = {way: [] for way in ways}
         for batch in batches:
             for way in ways:
                 results[way].append(self.timed(batch, way))
         for way, runs in results.items():
             seconds = [round(value, 3) for value, _ in runs]
-            result = {"way": way, "set": name, "seconds": statistics.median(seconds[1:]), "each": seconds}
+            middle, mean = statistics.median(seconds[1:]), round(statistics.mean(seconds[1:]), 3)
+            result = {"way": way, "set": name, "seconds": middle, "mean": mean, "each": seconds}
             print(json.dumps(result | {"tokens": runs[-1][1]}), flush=True)
 
     def timed(self, batch: Sequence[Item], way: str) -> tuple[float, int]:

@@ -103,7 +103,7 @@ class Server:
         version = 5 if self.fault == "is stale" else self.version
         encode_s = tuple(share.encode_s for share in shares)
         for place in reversed(range(len(answer))):  # the last prompt is done first
-            yield Sampled([place], [answer[place]], version, encode_s, 2.0 - self.number)
+            yield Sampled([place], [answer[place]], version, encode_s, 2.0 - self.number % 10)
             if self.fault == "dies half-way":
                 time.sleep(2)  # the piece is on its way
                 os._exit(1)

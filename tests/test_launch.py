@@ -1,11 +1,11 @@
-"""Starting Ray."""
+"""Starting Ray, and who lives where."""
 
 from __future__ import annotations
 
 import pytest
 import ray
 
-from speechrl.launch import _start_private
+from speechrl.launch import ENGINE_GPU_SHARE, REFERENCE_GPU_SHARE, _bundle, _reserve, _start_private
 
 
 def starts(monkeypatch: pytest.MonkeyPatch, *faults: str) -> list[dict]:
@@ -42,3 +42,30 @@ def test_other_faults_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Exception, match="no room"):
         _start_private({}, 60.0)
     assert len(calls) == 1
+
+
+class Lodger:
+    def gpus(self) -> list[int]:
+        return ray.get_gpu_ids()
+
+
+def test_rank_reference_and_engine_of_one_number_share_a_gpu() -> None:
+    """Ray's word for it, which needs no GPU: a handle of a GPU's memory opens on the same GPU alone."""
+    num_ranks = 3
+    shares = (1 - REFERENCE_GPU_SHARE - ENGINE_GPU_SHARE, REFERENCE_GPU_SHARE, ENGINE_GPU_SHARE)
+    ray.init(address="local", num_cpus=2 * num_ranks, num_gpus=num_ranks, include_dashboard=False)
+    try:
+        placement = _reserve(num_ranks, 1, 60.0)
+        lodger = ray.remote(Lodger)
+        homes = [
+            [
+                lodger.options(num_cpus=0, num_gpus=share, **_bundle(placement, number)).remote()
+                for number in range(num_ranks)
+            ]
+            for share in shares
+        ]
+        ranks, references, engines = (ray.get([home.gpus.remote() for home in row]) for row in homes)
+        assert ranks == references == engines
+        assert sorted(ranks) == [[0], [1], [2]]
+    finally:
+        ray.shutdown()

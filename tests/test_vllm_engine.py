@@ -178,6 +178,8 @@ def test_what_an_engine_had_finished_before_it_died_is_not_repeated() -> None:
     handle.sync()
     groups = handle.generate(UTTERANCES[:3], Sampling())
     assert [group.rollouts[0].token_ids for group in groups] == [(10, 0), (10, 1), (0, 2)]  # it began with the last
+    # of both rounds
+    assert handle.timings() == {"time/encode_s": 1.0, "time/engine_s": 4.0, "rollout/engine_restarts": 1.0}
 
 
 def test_what_a_dead_engine_left_is_spread_over_ranks_and_engines_anew() -> None:
