@@ -136,5 +136,12 @@ class Server:
         self.note(f"wake {what}")
 
 
+class Lodger:
+    """Knows which GPUs Ray gave it."""
+
+    def gpus(self):
+        return ray.get_gpu_ids()
+
+
 def audio_input(name: str, ids: tuple[int, ...], num_rows: int) -> EngineInput:
     return EngineInput(Prompt(Utterance(id=name, text="", where="a.jsonl:3"), ids, ""), 9, num_rows)
