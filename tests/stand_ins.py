@@ -69,17 +69,25 @@ class Rank:
         self.note("reload")
 
 
-class MeetingRank(Rank):
-    """A rank that decodes only while another one has a piece, too."""
+class DecodingRank(Rank):
+    """A rank that says when it decodes."""
 
     def groups_of(self, sampled, version):
         self.note("decodes")
+        return super().groups_of(sampled, version)
+
+
+class MeetingRank(DecodingRank):
+    """A rank that decodes only while another one has a piece, too."""
+
+    def groups_of(self, sampled, version):
+        groups = super().groups_of(sampled, version)
         started = time.monotonic()
         while ray.get(self.diary.count.remote()) < 2:
             if time.monotonic() - started > 20:
                 raise TimeoutError("nothing else is decoded meanwhile")
             time.sleep(0.02)
-        return super().groups_of(sampled, version)
+        return groups
 
 
 class Server:
@@ -137,10 +145,26 @@ class Server:
 
 
 class Lodger:
-    """Knows which GPUs Ray gave it."""
+    """Knows which GPUs Ray gave it, and nothing of what it was told."""
+
+    def __init__(self, *arguments):
+        pass
 
     def gpus(self):
         return ray.get_gpu_ids()
+
+
+class WaitingServer(Server):
+    """An engine that sends its second piece once the first is being decoded."""
+
+    def stream(self, sampling, *shares):
+        for index, piece in enumerate(super().stream(sampling, *shares)):
+            started = time.monotonic()
+            while index and ray.get(self.diary.count.remote()) < index:
+                if time.monotonic() - started > 20:
+                    raise TimeoutError("no rank decodes what was sent")
+                time.sleep(0.02)
+            yield piece
 
 
 def audio_input(name: str, ids: tuple[int, ...], num_rows: int) -> EngineInput:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import ray
 
-from speechrl.launch import ENGINE_GPU_SHARE, REFERENCE_GPU_SHARE, _bundle, _reserve, _start_private
+from speechrl import launch
+from speechrl.launch import ENGINE_GPU_SHARE, REFERENCE_GPU_SHARE, _bundle, _reserve, _start_private, _vllm_server
+from speechrl.sections import Vllm
 
 from .stand_ins import Lodger
 
@@ -46,23 +48,25 @@ def test_other_faults_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 1
 
 
-def test_rank_reference_and_engine_of_one_number_share_a_gpu() -> None:
+def test_rank_reference_and_engine_of_one_number_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's word for it, which needs no GPU: a handle of a GPU's memory opens on the same GPU alone."""
-    num_ranks = 2
-    shares = (1 - REFERENCE_GPU_SHARE - ENGINE_GPU_SHARE, REFERENCE_GPU_SHARE, ENGINE_GPU_SHARE)
-    ray.init(address="local", num_cpus=2 * num_ranks, num_gpus=num_ranks, include_dashboard=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(launch, "VllmServer", Lodger)
+    rank_share = 1 - REFERENCE_GPU_SHARE - ENGINE_GPU_SHARE
+    _start_private({"num_cpus": 4, "num_gpus": 2, "include_dashboard": False}, 200.0)
     try:
-        placement = _reserve(num_ranks, 1, 60.0)
+        placement = _reserve(2, 1, 60.0)
         lodger = ray.remote(Lodger)
-        homes = [
-            [
-                lodger.options(num_cpus=0, num_gpus=share, **_bundle(placement, number)).remote()
-                for number in range(num_ranks)
-            ]
-            for share in shares
+        ranks, references = (
+            [lodger.options(num_cpus=0, num_gpus=share, **_bundle(placement, number)).remote() for number in range(2)]
+            for share in (rank_share, REFERENCE_GPU_SHARE)
+        )
+        engines = [
+            _vllm_server({}, Vllm(), 0, ENGINE_GPU_SHARE, placement, number)  # type: ignore[arg-type]
+            for number in range(2)
         ]
-        ranks, references, engines = (ray.get([home.gpus.remote() for home in row]) for row in homes)
-        assert ranks == references == engines
-        assert sorted(ranks) == [[0], [1]]
+        gpus = [ray.get([home.gpus.remote() for home in row]) for row in (ranks, references, engines)]
+        assert gpus[0] == gpus[1] == gpus[2]
+        assert sorted(gpus[0]) == [[0], [1]]
     finally:
         ray.shutdown()

@@ -23,7 +23,7 @@ from speechrl.sections import RayOptions, Vllm
 from speechrl.training.group import gather
 from speechrl.types import Prompt, Utterance
 
-from .stand_ins import Diary, MeetingRank, Rank, Server, audio_input
+from .stand_ins import DecodingRank, Diary, MeetingRank, Rank, Server, WaitingServer, audio_input
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,11 +39,12 @@ def engine(
     timeout_s: float = 200.0,
     max_restarts: int = 0,
     rank: type[Rank] = Rank,
+    server: type[Server] = Server,
 ) -> VllmEngine:
     """Stand-ins. One that is started anew has the number of the one that died, plus 10, and no fault."""
     diary = Diary.remote()
     ranks = [ray.remote(rank).remote(number, diary) for number in range(num_ranks)]
-    servers = [ray.remote(Server).remote(number, diary, fault) for number, fault in enumerate(faults)]
+    servers = [ray.remote(server).remote(number, diary, fault) for number, fault in enumerate(faults)]
     policy = SimpleNamespace(ranks=ranks, home={}, diary=diary)
     policy.call = lambda method: ray.get([getattr(rank, method).remote() for rank in ranks])
     options = Vllm(sync_timeout_s=timeout_s, max_restarts=max_restarts)
@@ -88,6 +89,14 @@ def test_ranks_decode_side_by_side() -> None:
     groups = handle.generate(UTTERANCES[:2], Sampling())
     assert [group.utterance.id for group in groups] == ["0", "1"]
     assert diary(handle) == ["decodes", "decodes"]
+
+
+def test_a_piece_is_decoded_before_its_engine_sends_the_next() -> None:
+    handle = engine("", rank=DecodingRank, server=WaitingServer)
+    handle.sync()
+    diary(handle)
+    assert [group.utterance.id for group in handle.generate(UTTERANCES[:3], Sampling())] == ["0", "1", "2"]
+    assert diary(handle) == ["decodes"] * 3
 
 
 @pytest.mark.parametrize("same_gpu", [False, True])

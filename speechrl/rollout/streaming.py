@@ -9,16 +9,16 @@ import ray
 
 
 def relayed(answers: Sequence[Any], relay: Callable[[int, Any], Any | None]) -> Iterator[Any]:
-    """References that `relay` made of what the generators yield, as they get ready: whoever comes first, and so that a
-    second actor works on one piece while the first makes the next.
+    """References that `relay` made of what the generators yield, as they get ready. A second actor works on one piece
+    while the first makes the next: what is there is handed on before anything is handed out.
 
     answers: Ray's ObjectRefGenerators. relay: gets the generator's number and a reference to what it yielded, or to its
-    error; None ends the piece.
+    error; None: nothing comes of it.
     """
     waiting: list[Any] = list(answers)
     relays: list[Any] = []
     while waiting or relays:
-        ready = ray.wait([*relays, *waiting], num_returns=1)[0][0]
+        ready = ray.wait([*waiting, *relays], num_returns=1)[0][0]
         if ready in relays:
             relays.remove(ready)
             yield ready

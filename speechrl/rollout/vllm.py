@@ -32,7 +32,9 @@ from speechrl.rollout.weights import Bucket
 from speechrl.sections import Vllm
 from speechrl.types import Utterance
 
-PIECES = 8  # about, that an engine's answer comes in: ranks decode and rewards are computed while it samples on
+# About, that an engine's answer comes in: ranks decode and rewards are computed while it samples on. More overlap
+# better, and are smaller batches for a reward.
+PIECES = 8
 T = TypeVar("T")
 
 PING_S = 30.0  # Ray may take so long to be sure of a death; who lives answers at once, unless it hangs
@@ -188,7 +190,7 @@ class VllmEngine(RolloutEngine):
         upcoming: Sequence[Utterance],
         deaths: list[RayActorError],
     ) -> Iterator[list[Placed]]:
-        """What the engines finish; how some died is added to `deaths`."""
+        """What the engines finish; how some died is added to `deaths`, and what it took to the timings."""
         ranks = self.policy.ranks
         self.policy.home |= {utterance.id: index % len(ranks) for index, utterance in enumerate(utterances)}
         orders = self._orders(len(utterances))
