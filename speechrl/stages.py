@@ -105,7 +105,7 @@ def _sample_and_score(
 ) -> tuple[list[Group], list[Scores], RewardAnswer]:
     """Groups are scored as they finish, piece by piece, while the engine samples the rest; in the utterances' order."""
     pieces: list[tuple[list[Placed], Future[RewardAnswer]]] = []
-    scorer = ThreadPoolExecutor(1, "reward")
+    scorer = ThreadPoolExecutor(reward.num_at_once, "reward")
     try:
         for piece in engine.stream(utterances, how, upcoming):
             pieces.append((piece, scorer.submit(reward.answer, [group for _, group in piece])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from threading import Barrier
 
 import pytest
 
@@ -34,6 +35,8 @@ class Engine(RolloutEngine):
 
 class Reward:
     """Rewards by id of the utterance; `scores` too if given."""
+
+    num_at_once = 1
 
     def __init__(self, rewards: dict[str, tuple], scores: dict[str, tuple] | None = None):
         self.rewards, self.scores = rewards, scores
@@ -77,6 +80,18 @@ def test_without_a_filter_one_round_is_all():
     assert (ids, rounds) == (["u0", "u1"], [["u0", "u1"]])
     assert metrics["rollout/live_groups_share"] == 0.5
     assert (metrics["rollout/rounds"], metrics["rollout/missing_groups"]) == (1, 0)
+
+
+def test_pieces_are_scored_side_by_side_where_the_reward_may(monkeypatch: pytest.MonkeyPatch):
+    both = Barrier(2, timeout=20)
+
+    def answer(self: Reward, groups: Sequence[Group], alone=Reward.answer) -> RewardAnswer:
+        both.wait()  # raises unless the other piece is being scored, too
+        return alone(self, groups)
+
+    monkeypatch.setattr(Reward, "answer", answer)
+    monkeypatch.setattr(Reward, "num_at_once", 2)
+    assert run([GOOD, FLAT])[0] == ["u0", "u1"]
 
 
 def test_flat_groups_are_replaced_in_order_until_the_batch_is_full():
@@ -144,6 +159,8 @@ def test_gdpo_keeps_a_group_whose_parts_differ():
     )
 
     class Parts:
+        num_at_once = 1
+
         def answer(self, groups: Sequence[Group]) -> RewardAnswer:
             return RewardAnswer([1.0, 1.0], {"a": [0.0, 1.0], "b": [1.0, 1.0]}, weights={"a": 1.0, "b": 1.0})
 

@@ -48,8 +48,8 @@ def test_other_faults_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 1
 
 
-def test_rank_reference_and_engine_of_one_number_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's word for it, which needs no GPU: a handle of a GPU's memory opens on the same GPU alone."""
+def test_engine_i_gets_the_gpu_of_bundle_i(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what shares it, by Ray's word, which needs no GPU: a handle of a GPU's memory opens on that GPU alone."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(launch, "VllmServer", Lodger)
     rank_share = 1 - REFERENCE_GPU_SHARE - ENGINE_GPU_SHARE
@@ -65,7 +65,7 @@ def test_rank_reference_and_engine_of_one_number_share_a_gpu(monkeypatch: pytest
             _vllm_server({}, Vllm(), 0, ENGINE_GPU_SHARE, placement, number)  # type: ignore[arg-type]
             for number in range(2)
         ]
-        gpus = [ray.get([home.gpus.remote() for home in row]) for row in (ranks, references, engines)]
+        gpus = [ray.get([home.gpus.remote() for home in row], timeout=60) for row in (ranks, references, engines)]
         assert gpus[0] == gpus[1] == gpus[2]
         assert sorted(gpus[0]) == [[0], [1]]
     finally:

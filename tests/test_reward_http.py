@@ -138,6 +138,24 @@ def test_requests_spread_over_replicas_in_order():
     assert (len(first.bodies), len(second.bodies)) == (2, 2)
 
 
+def test_calls_of_one_request_spread_over_replicas():
+    """Groups are scored as an engine finishes them, often no more at a time than one request holds."""
+    first, second = Scripted((200, '{"rewards": [1.0]}')), Scripted((200, '{"rewards": [2.0]}'))
+    with running(first.app) as one, running(second.app) as two:
+        options = Reward(
+            remote_url=tuple(f"{name}={one}/get_reward,{two}/get_reward" for name in "ab"), weights=("a=0.5", "b=0.5")
+        )
+        client = RewardClient.from_options(options)
+        assert [client.score(make_groups(1))[0].rewards for _ in range(4)] == [(1.0,), (2.0,), (1.0,), (2.0,)]
+        client.close()
+    assert (len(first.bodies), len(second.bodies)) == (4, 4)
+
+
+def test_only_servers_are_asked_by_several_threads():
+    assert client_of("http://127.0.0.1:1", concurrency=5).num_at_once == 5
+    assert RewardClient.from_options(Reward(remote_url=("rewards/asr.py",), concurrency=5)).num_at_once == 1
+
+
 def closed_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return f"http://127.0.0.1:{listener.getsockname()[1]}"

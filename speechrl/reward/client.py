@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import count
 
 import httpx
 
@@ -38,6 +39,12 @@ class RewardClient:
         self._files, self._servers, self._weights = files, servers, weights
         self._transport = transport
         self._batch_size = batch_size
+        self._turns = {name: count() for name in servers}  # whose turn it is among replicas, over all calls
+
+    @property
+    def num_at_once(self) -> int:
+        """Calls of `answer` that may run side by side: a reward file is asked by one thread alone."""
+        return 1 if self._files else self._transport.concurrency
 
     @classmethod
     def from_options(cls, options: Reward, *, backoff_s: float = FIRST_BACKOFF_S) -> RewardClient:
@@ -60,7 +67,7 @@ class RewardClient:
             return RewardAnswer([])
         requests = [RewardRequest.from_groups(batch) for batch in split_groups(groups, self._batch_size)]
         futures = {
-            name: [self._transport.submit(replicas, index, request) for index, request in enumerate(requests)]
+            name: [self._transport.submit(replicas, next(self._turns[name]), request) for request in requests]
             for name, replicas in self._servers.items()
         }
         try:

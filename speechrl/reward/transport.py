@@ -48,6 +48,7 @@ class Transport:
             limits=httpx.Limits(max_connections=options.concurrency),
             headers={"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {}),
         )
+        self.concurrency = options.concurrency
         self._threads = ThreadPoolExecutor(options.concurrency, thread_name_prefix="reward")
 
     def submit(self, replicas: Sequence[str], index: int, request: RewardRequest) -> Future[RewardAnswer]:

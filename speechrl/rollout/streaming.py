@@ -18,7 +18,7 @@ def relayed(answers: Sequence[Any], relay: Callable[[int, Any], Any | None]) -> 
     waiting: list[Any] = list(answers)
     relays: list[Any] = []
     while waiting or relays:
-        ready = ray.wait([*waiting, *relays], num_returns=1)[0][0]
+        ready = ray.wait([*waiting, *relays], num_returns=1)[0][0]  # of what is ready, the first
         if ready in relays:
             relays.remove(ready)
             yield ready
@@ -28,7 +28,7 @@ def relayed(answers: Sequence[Any], relay: Callable[[int, Any], Any | None]) -> 
         except StopIteration:
             waiting.remove(ready)
             continue
-        reference = relay(next(number for number, item in enumerate(answers) if item is ready), answer)
+        reference = relay(answers.index(ready), answer)
         if reference is not None:
             relays.append(reference)
 
