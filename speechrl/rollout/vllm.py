@@ -190,7 +190,7 @@ class VllmEngine(RolloutEngine):
         upcoming: Sequence[Utterance],
         deaths: list[RayActorError],
     ) -> Iterator[list[Placed]]:
-        """What the engines finish. How some died is added to `deaths`, the seconds of those that answered to the timings."""
+        """What the engines finish. How some died is added to `deaths`, the seconds of the others to the timings."""
         ranks = self.policy.ranks
         self.policy.home |= {utterance.id: index % len(ranks) for index, utterance in enumerate(utterances)}
         orders = self._orders(len(utterances))
