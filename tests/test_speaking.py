@@ -255,7 +255,7 @@ def test_collect_punishes_before_it_filters():
     item = replace(group("a", ()), rollouts=(short, long))
     engine = SimpleNamespace(stream=lambda utterances, sampling, upcoming: iter([[(0, item)]]))
     loader = SimpleNamespace(next_batch=lambda: [item.utterance], upcoming=lambda: [])
-    reward = SimpleNamespace(answer=lambda groups: RewardAnswer([1.0, 1.0]))
+    reward = SimpleNamespace(num_at_once=1, answer=lambda groups: RewardAnswer([1.0, 1.0]))
     _, scores, metrics = stages.collect(config, 0, loader, engine, reward)
     assert scores[0].rewards == (1.0, 0.0)
     assert metrics["rollout/live_groups_share"] == 1.0
