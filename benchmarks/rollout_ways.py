@@ -1,6 +1,6 @@
 """Ways to give audio to vLLM for the same prompts, bare (no Ray, no trainer), and through speechrl: seconds a batch.
 
-    python benchmarks/rollout_ways.py INPUTS WAY [--tokens 64] [--samples 8]
+    python benchmarks/rollout_ways.py INPUTS WAY [--tokens 64] [--samples 8] [--rounds 4]
 
 WAY   audio    the whole model in vLLM, raw audio in each request (its encoder runs there); and `cached`, the same with
                audio that vLLM's encoder cache has seen: the floor of that way, not a thing to have
@@ -11,7 +11,9 @@ WAY   audio    the whole model in vLLM, raw audio in each request (its encoder r
                `host`, where audio goes to the engine through the host's memory, as it does between GPUs
 
 Encoder time is part of `audio` only; speechrl pays it once on the policy, for rollouts and training together, while the
-batch before is trained on. Prints one line of JSON for each set of make_inputs.py (10 s: 64 utterances, 30 s: 32).
+batch before is trained on. Prints one line of JSON for each set of make_inputs.py (10 s: 64 utterances, 30 s: 32). Ways
+that are measured in turn take every batch --rounds times, each time in another order. `to_first`: the quartiles
+(the second is the median) of a way's time over the first way's for the same batch in the same round.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -184,6 +187,7 @@ def main() -> None:
     parser.add_argument("way", choices=["audio", "embeds", "rows", "speechrl"])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args()
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     prepared = {name: prepare(options.inputs, name) for name in ("10s", "30s")}
@@ -201,7 +205,7 @@ def main() -> None:
     with through_speechrl(options.inputs) if options.way == "speechrl" else nullcontext() as engine:
         bench.engine = engine
         for name, (_, batches) in prepared.items():
-            bench.measure(name, batches, WAYS.get(options.way, (options.way,)))
+            bench.measure(name, list(batches) * options.rounds, WAYS.get(options.way, (options.way,)))
 
 
 @dataclass
@@ -214,16 +218,26 @@ class Bench:
     engine: VllmEngine | None = None
 
     def measure(self, name: str, batches: Sequence[Sequence[Item]], ways: Sequence[str]) -> None:
-        """Every way on one batch after the other; prints medians and means without the first."""
+        """Every way on one batch after the other; prints what all batches but the first took."""
         results: dict[str, list[tuple[float, int]]] = {way: [] for way in ways}
+        order = random.Random(0)
         for batch in batches:
-            for way in ways:
+            for way in order.sample(ways, len(ways)):
                 results[way].append(self.timed(batch, way))
+        first = [seconds for seconds, _ in results[ways[0]]]
         for way, runs in results.items():
-            seconds = [round(value, 3) for value, _ in runs]
-            middle, mean = statistics.median(seconds[1:]), round(statistics.mean(seconds[1:]), 3)
-            result = {"way": way, "set": name, "seconds": middle, "mean": mean, "each": seconds}
-            print(json.dumps(result | {"tokens": runs[-1][1]}), flush=True)
+            each = [seconds for seconds, _ in runs]
+            ratios = [mine / its for mine, its in zip(each[1:], first[1:], strict=True)]
+            result = {
+                "way": way,
+                "set": name,
+                "median_s": round(statistics.median(each[1:]), 3),
+                "mean_s": round(statistics.mean(each[1:]), 3),
+                "to_first": [round(value, 3) for value in statistics.quantiles(ratios, n=4)],
+                "each_s": [round(value, 3) for value in each],
+                "tokens": runs[-1][1],
+            }
+            print(json.dumps(result), flush=True)
 
     def timed(self, batch: Sequence[Item], way: str) -> tuple[float, int]:
         """(seconds, tokens) of one batch."""

@@ -136,6 +136,7 @@ def test_without_the_flag_nothing_is_written(tmp_path: Path) -> None:
         (gzip.compress(b'{"step": 1}\n'), r"step_1.jsonl.gz:1: no group of rollouts \(KeyError: 'utterance'\)"),
         (gzip.compress(b"[]\n"), r"step_1.jsonl.gz:1: no group of rollouts"),
     ],
+    ids=["no gzip", "no utterance", "a list"],
 )
 def test_a_damaged_file_is_named(content: bytes, told: str, tmp_path: Path) -> None:
     (tmp_path / "rollouts").mkdir()
