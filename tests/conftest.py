@@ -36,6 +36,13 @@ def talkative(model: Path, out: Path, gain: float = 3.0) -> Path:
     return out
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Two workers (run_tests.sh) take files that start processes first: so both end at about the same time."""
+    if hasattr(config, "workerinput"):
+        slow = {item.path for item in items if item.get_closest_marker("e2e") or item.get_closest_marker("vllm")}
+        items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def qwen3_asr(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A random Qwen3-ASR of 32 hidden units."""

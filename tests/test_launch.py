@@ -48,6 +48,7 @@ def test_other_faults_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 1
 
 
+@pytest.mark.e2e
 def test_engine_i_gets_the_gpu_of_bundle_i(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what shares it, by Ray's word, which needs no GPU: a handle of a GPU's memory opens on that GPU alone."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

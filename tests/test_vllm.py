@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,9 @@ from speechrl.launch import cluster
 from speechrl.models.tiny import build_qwen2_audio, build_qwen3_asr, build_speech_lm
 from speechrl.rollout.engine import Completion, Sampled, Sampling
 from speechrl.rollout.vllm import VllmServer
-from speechrl.rollout.weights import pack
 from speechrl.sections import RayOptions, Vllm
 from speechrl.training.policy import PolicyRank
-from speechrl.training.weight_sync import buckets, engine_name
+from speechrl.training.weight_sync import Route, buckets, engine_name, send_host
 from speechrl.types import Prompt, Utterance
 
 from .conftest import CHARACTERS
@@ -79,12 +77,13 @@ def pair(
 
 
 def sync(rank: PolicyRank, server: Server, trained_only: bool = False) -> list[str]:
+    """Send the rank's weights through the host; returns their names to the engine."""
     server.start_update()
-    names = []
+    names, route = [], Route([server.actor], timeout_s=120.0, is_sender=True)
     for weights in buckets(rank.module, rank.family, trained_only, 1 << 16):
-        bucket, flat = pack(weights)
-        server.load_bucket(replace(bucket, flat=flat))
+        send_host(weights, route)
         names += [name for name, _ in weights]
+    route.raise_fault()
     server.finish_update(rank.weights_version)
     return names
 

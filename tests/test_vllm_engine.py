@@ -25,6 +25,8 @@ from speechrl.types import Prompt, Utterance
 
 from .stand_ins import DecodingRank, Diary, MeetingRank, Rank, Server, WaitingServer, audio_input
 
+pytestmark = pytest.mark.e2e
+
 
 @pytest.fixture(scope="module", autouse=True)
 def ray_cluster() -> Iterator[None]:

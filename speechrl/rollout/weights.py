@@ -29,8 +29,8 @@ class Layout:
 class Bucket:
     """Whole tensors, back to back. The bytes come one of three ways.
 
-    flat: [num_bytes] uint8, with the call. ipc_handles: GPU's UUID -> CUDA IPC handle of such a tensor on that GPU.
-    Neither: an NCCL broadcast follows.
+    flat: [num_bytes] uint8 on the host, with the call. ipc_handles: GPU's UUID -> CUDA IPC handle of such a tensor on
+    that GPU. Neither: an NCCL broadcast follows.
     """
 
     layouts: tuple[Layout, ...]
