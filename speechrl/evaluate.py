@@ -12,6 +12,7 @@ from typing import Any
 
 from speechrl.config import EvalConfig, named_paths
 from speechrl.data.languages import language_code
+from speechrl.data.manifest import check_writable, write_lines, writing
 from speechrl.data.text_rules import read_rules
 from speechrl.evaluation.alignment import write_alignment
 from speechrl.evaluation.groups import parts_of, read_sets
@@ -93,10 +94,7 @@ def evaluate_models(config: EvalConfig) -> dict:
     returns what summary.json holds.
     """
     out = Path(config.output_dir)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--output_dir {out} can't be made: {error.strerror}") from error
+    check_writable("--output_dir", out / "summary.json")
     sets = read_sets(config.eval, config.data)
     reward = RewardClient.from_options(config.reward) if config.reward.remote_url else None
     if reward is not None:
@@ -124,7 +122,8 @@ def evaluate_models(config: EvalConfig) -> dict:
                 for name, utterances in sets.items():
                     entry = _evaluate_set(engine, utterances, out / model / name, config, reward)
                     summary["models"][model]["sets"][name] = entry
-                    _write_json(out / "summary.json", summary)  # what is done stays, whatever comes next
+                    with writing("--output_dir", out):  # what is done stays, whatever comes next
+                        write_lines(out / "summary.json", [json.dumps(summary, indent=2, ensure_ascii=False)])
     return summary
 
 
@@ -138,13 +137,16 @@ def _evaluate_set(
     """Decode, write and summarise one set. The transcripts are on disk before a reward, which may fail, is asked."""
     groups, decode_s = decode(engine, utterances, config.eval, config.seed)
     samples = samples_of(groups, config.eval, None)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_speech(folder, groups)
-    write_hypotheses(folder / "hypotheses.jsonl", samples)
+    with writing("--output_dir", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_speech(folder, groups)
+        write_hypotheses(folder / "hypotheses.jsonl", samples)
     if reward is not None:
         samples = samples_of(groups, config.eval, reward)
-        write_hypotheses(folder / "hypotheses.jsonl", samples)
-    write_alignment(folder / "alignment.txt", samples)
+        with writing("--output_dir", folder):
+            write_hypotheses(folder / "hypotheses.jsonl", samples)
+    with writing("--output_dir", folder):
+        write_alignment(folder / "alignment.txt", samples)
     ranks: Any = getattr(engine, "policy", engine)  # those that feed vLLM engines, or decode themselves
     entry = summarise(samples, decode_s, config.eval.group_by, config.seed)
     return entry | feature_cache_metrics(config.data, ranks)
@@ -155,10 +157,6 @@ def _reference(utterance: Utterance, speech_style: str) -> Group:
     written = Rollout((), (), "stop", 0, utterance.text, utterance.text, utterance.language)
     said = spoken_reference(utterance) if speech_style else written
     return Group(Prompt(utterance, (), utterance.prompt or ""), (said,))
-
-
-def _write_json(path: Path, value: dict) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def summarise(groups: Sequence[Samples], decode_s: float, group_by: Sequence[str], seed: int) -> dict:

@@ -5,7 +5,6 @@ Shapes: B completions, R response tokens padded right.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from speechrl.algorithms.correction import correction
 from speechrl.algorithms.kl import masked_kl
 from speechrl.algorithms.losses import NORMALISERS, POLICY_LOSSES
 from speechrl.config import ReplayConfig, TrainConfig, load_saved
+from speechrl.data.manifest import check_writable, write_manifest, writing
 from speechrl.reward.client import RewardClient
 from speechrl.rollout_log import Logged, read, steps_of
 from speechrl.tracking import step_lines, wide_console
@@ -54,8 +54,11 @@ class Replayed:
 def replay(config: ReplayConfig) -> list[Replayed]:
     """Every stored step, or those of --steps; written to --out as JSON lines if that is given.
 
-    Raises ValueError where RUN is no run of `speechrl train` with rollouts, and RewardError as training would.
+    Raises ValueError where RUN is no run of `speechrl train` with rollouts, or --out can't be written, and RewardError
+    as training would.
     """
+    if config.out:
+        check_writable("--out", config.out)
     run = Path(config.run)
     if not (run / "config.yaml").exists():
         raise ValueError(f"RUN {run}: no config.yaml there; give the folder of a run (--ckpt.output_dir)")
@@ -78,7 +81,8 @@ def replay(config: ReplayConfig) -> list[Replayed]:
             _replay_step(saved, step, list(read(run, step)), reward, losses.get(step)) for step in config.steps or there
         ]
     if config.out:
-        Path(config.out).write_text("".join(json.dumps(asdict(step)) + "\n" for step in steps), encoding="utf-8")
+        with writing("--out", config.out):
+            write_manifest(config.out, map(asdict, steps))
     return steps
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -252,6 +254,24 @@ def test_the_real_time_factor_is_over_the_measured_durations(qwen3_asr: str, noi
     assert entry["audio_s"] == pytest.approx(sum(0.4 + 0.15 * index for index in range(12)), abs=0.001)
     assert entry["decode_s"] > 0
     assert entry["real_time_factor"] == pytest.approx(decode_s / entry["audio_s"], rel=1e-3)
+
+
+def test_a_full_disk_names_the_flag_and_keeps_what_was_written(
+    qwen3_asr: str, noise_manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, options = tmp_path / "m" / "dev", Decoding(dataset=(f"dev={noise_manifest}",), max_new_tokens=4)
+    config, sets = EvalConfig(eval=Evaluation(**options.model_dump())), read_sets(options, Selection())
+    _evaluate_set(rank_of(qwen3_asr), sets["dev"], folder, config, None)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert sorted(before) == ["alignment.txt", "hypotheses.jsonl"]
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ValueError, match=r"--output_dir .*m/dev can't be written: No space left on device"):
+        _evaluate_set(rank_of(qwen3_asr), sets["dev"], folder, config, None)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 @pytest.mark.parametrize(

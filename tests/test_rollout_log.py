@@ -218,6 +218,14 @@ def test_the_loss_by_hand(tmp_path: Path) -> None:
     assert loss_of(config, [uneven]) == pytest.approx(((1 + 1 - 3 - 3) + 0.5 * sum(k3)) / 4, rel=1e-5)
 
 
+def test_a_replay_that_could_not_be_written_is_told_first(tmp_path: Path) -> None:
+    saved_run(tmp_path)
+    (tmp_path / "words.py").write_text("raise SystemExit('the reward was asked')")
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(ValueError, match=r"--out .*/taken can't be written: it exists and is no ordinary file"):
+        replay(ReplayConfig(run=str(tmp_path), out=str(tmp_path / "taken")))
+
+
 def test_metrics_that_a_kill_cut_short_stop_no_replay(tmp_path: Path) -> None:
     saved_run(tmp_path)
     path = tmp_path / "metrics.jsonl"

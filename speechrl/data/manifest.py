@@ -61,14 +61,19 @@ def read_manifests(paths: Sequence[str]) -> list[Utterance]:
 
 
 def write_manifest(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write JSONL in one move: whoever reads `path` sees the old file or the whole new one."""
+    """Write JSONL in one move, as `write_lines` does."""
+    write_lines(path, (json.dumps(row, ensure_ascii=False) for row in rows))
+
+
+def write_lines(path: str | Path, lines: Iterable[str]) -> None:
+    """Write a text file in one move: whoever reads `path` sees the old file or the whole new one."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", newline="\n", dir=target.parent, prefix=f".{target.name}.", delete=False
     ) as stream:
         try:
-            stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            stream.writelines(line + "\n" for line in lines)
             stream.flush()
             os.fsync(stream.fileno())
             os.chmod(stream.name, 0o644)  # a temporary file is private; a manifest is not

@@ -12,7 +12,7 @@ import numpy as np
 
 from speechrl.config import CompareConfig
 from speechrl.data.languages import language_code
-from speechrl.data.manifest import check_writable, writing
+from speechrl.data.manifest import check_writable, write_lines, writing
 from speechrl.data.normalise import TextRules
 from speechrl.evaluation.hypotheses import read_hypotheses
 from speechrl.evaluation.metrics import Decoded, Samples, pair_table, pairs_of, rate_of
@@ -44,7 +44,7 @@ def compare(config: CompareConfig) -> dict:
         report["sets"][name] = compare_set(a, b, config.seed, config.show)
     if config.out:
         with writing("--out", config.out):
-            (Path(config.out) / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", "utf-8")
+            write_lines(Path(config.out) / REPORT, [json.dumps(report, indent=2, ensure_ascii=False)])
     return report
 
 

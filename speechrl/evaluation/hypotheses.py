@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from speechrl.data.manifest import read_rows
+from speechrl.data.manifest import read_rows, write_lines
 from speechrl.data.normalise import TextRules
 from speechrl.evaluation.metrics import Decoded, Samples
 from speechrl.types import FinishReason, Group, Scores, Utterance
@@ -63,12 +63,9 @@ def decoded(group: Group, scores: Scores | None, rules: TextRules | None = None)
 
 
 def write_hypotheses(path: Path, groups: Sequence[Samples]) -> None:
-    """Utterance after utterance in the set's order, sample after sample."""
-    with open(path, "w", encoding="utf-8") as handle:
-        for samples in groups:
-            for item in samples:
-                # a `datasets` folder may hold what JSON has not; that must not cost the transcripts
-                handle.write(_line(item).model_dump_json(fallback=repr) + "\n")
+    """Utterance after utterance in the set's order, sample after sample, in one move."""
+    # a `datasets` folder may hold what JSON has not; that must not cost the transcripts
+    write_lines(path, (_line(item).model_dump_json(fallback=repr) for samples in groups for item in samples))
 
 
 def _line(item: Decoded) -> Line:
