@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from speechrl.config import EvalConfig, named_paths
-from speechrl.data.languages import language_code
 from speechrl.data.manifest import check_writable, write_lines, writing
 from speechrl.data.text_rules import read_rules
 from speechrl.evaluation.alignment import write_alignment
@@ -61,10 +60,7 @@ def samples_of(groups: Sequence[Group], options: Decoding, reward: RewardClient 
     """The transcripts with their rewards, if there is one."""
     book = read_rules(options.text_rules, "--eval.text_rules")
     scores: Sequence[Scores | None] = reward.score(groups) if reward is not None else [None] * len(groups)
-    return [
-        decoded(group, score, book.get(language_code(group.utterance.language or "")))
-        for group, score in zip(groups, scores, strict=True)
-    ]
+    return [decoded(group, score, book) for group, score in zip(groups, scores, strict=True)]
 
 
 def evaluate_sets(

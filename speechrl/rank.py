@@ -12,6 +12,7 @@ import numpy as np
 from speechrl.config import load_saved
 from speechrl.data.curriculum import DIFFICULTY
 from speechrl.data.manifest import read_manifests
+from speechrl.data.text_rules import read_rules
 from speechrl.evaluation.hypotheses import decoded, read_hypotheses
 from speechrl.evaluation.metrics import Samples
 from speechrl.manifest_commands import write
@@ -137,10 +138,12 @@ def _samples(config: RankConfig) -> Iterator[Samples]:
         steps = steps_of(run)
         if not steps:
             raise ValueError(f"--rollouts {path}: holds no rollouts; --tracking.save_rollouts makes a run keep them")
-        if config.score == "cer" and load_saved(str(run / "config.yaml")).data.speech_style:
+        saved = load_saved(str(run / "config.yaml"))
+        if config.score == "cer" and saved.data.speech_style:
             raise ValueError(f"--rollouts {path}: a run of a model that speaks; take --score reward")
+        book = read_rules(saved.eval.text_rules, "--eval.text_rules")
         for step in steps:
-            yield from (decoded(logged.group, logged.scores) for logged in read(run, step))
+            yield from (decoded(logged.group, logged.scores, book) for logged in read(run, step))
 
 
 def _spread(items: Sequence[Difficulty]) -> str:

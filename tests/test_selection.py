@@ -21,7 +21,7 @@ from speechrl.data.mix import read_sources
 from speechrl.data.selection import keep_if, mix, read_condition, split, text_key
 from speechrl.rank import Attempt, Difficulty, difficulties
 from speechrl.rollout_log import RolloutLog
-from speechrl.sections import Data, Tracking
+from speechrl.sections import Data, Eval, Tracking
 from speechrl.types import Group, Prompt, Rollout, Scores, Utterance
 
 
@@ -338,14 +338,23 @@ def test_rank_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     ]  # fmt: skip
 
 
-def stored(run: Path, groups: dict[str, list[tuple[str, float | None]]], style: str = "") -> str:
-    """The folder of a run that kept {reference: its (text, reward)}, one group a step; ids are those of LINES."""
+def stored(
+    run: Path,
+    groups: dict[str, list[tuple[str, float | None]]],
+    style: str = "",
+    text: str = "abcd",
+    text_rules: tuple[str, ...] = (),
+) -> str:
+    """The folder of a run that kept {utterance: its (text, reward)}, one group a step; `text` is every reference."""
     run.mkdir()
-    config = TrainConfig(data=Data(prompt_dataset=("x.jsonl",), speech_style=style))  # type: ignore[arg-type]
+    config = TrainConfig(
+        data=Data(prompt_dataset=("x.jsonl",), speech_style=style),  # type: ignore[arg-type]
+        eval=Eval(text_rules=text_rules),
+    )
     (run / "config.yaml").write_text(json.dumps(config.model_dump(mode="json")))
     log = RolloutLog(Tracking(save_rollouts=True), run, 0)
     for step, (name, said) in enumerate(groups.items(), start=1):
-        prompt = Prompt(Utterance(name, "abcd", where="old.jsonl:1"), (1,), "p", 1)
+        prompt = Prompt(Utterance(name, text, language="en", where="old.jsonl:1"), (1,), "p", 1)
         rollouts = tuple(Rollout((1,), (-0.5,), "stop", 0, text, text, None) for text, _ in said)
         log.hold([Group(prompt, rollouts)], [Scores(tuple(reward for _, reward in said), {}, {})], ["too_hard"])
         log.write(step, [], [])
@@ -377,6 +386,16 @@ def test_rank_reads_what_a_run_kept(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert message in " ".join(capsys.readouterr().err.split())
     main([*flags, "--rollouts", speaks, "--score", "reward"])
     assert ids(out) == ["half", "easy"]
+
+
+def test_rank_compares_as_the_run_did(tmp_path: Path) -> None:
+    path = manifest(tmp_path / "m.jsonl", [{"id": "a", "text": "the colour"}])
+    for rules, difficulty in (((), 0.1), (("en.spelling=american",), 0.0)):
+        name = tmp_path / f"run {len(rules)}"
+        run = stored(name, {"a": [("the color", None)]}, text="the colour", text_rules=rules)
+        main(["rank", "--manifest", path, "--rollouts", run, "--out", str(tmp_path / "o.jsonl")])
+        (item,) = read_manifest(tmp_path / "o.jsonl")
+        assert item.metadata["difficulty"] == pytest.approx(difficulty, abs=1e-6)
 
 
 def test_rank_refuses_other_utterances(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

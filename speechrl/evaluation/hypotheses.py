@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from speechrl.data.languages import language_code
 from speechrl.data.manifest import read_rows, write_lines
 from speechrl.data.normalise import TextRules
 from speechrl.evaluation.metrics import Decoded, Samples
@@ -41,9 +42,12 @@ class Line(BaseModel):
     parts: dict[str, float | None] = {}
 
 
-def decoded(group: Group, scores: Scores | None, rules: TextRules | None = None) -> Samples:
-    """The transcripts of a group. Of speech the text is what the reward heard, and there is none without."""
-    samples = []
+def decoded(group: Group, scores: Scores | None, book: Mapping[str, TextRules]) -> Samples:
+    """The transcripts of a group. Of speech the text is what the reward heard, and there is none without.
+
+    book: {language code: rules} of --eval.text_rules.
+    """
+    rules, samples = book.get(language_code(group.utterance.language or "")), []
     for index, rollout in enumerate(group.rollouts):
         heard = scores.heard[index] if scores is not None and scores.heard else None
         samples.append(
