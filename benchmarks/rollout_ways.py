@@ -13,7 +13,8 @@ WAY   audio    the whole model in vLLM, raw audio in each request (its encoder r
 Encoder time is part of `audio` only; speechrl pays it once on the policy, for rollouts and training together, while the
 batch before is trained on. Prints one line of JSON for each set of make_inputs.py (10 s: 64 utterances, 30 s: 32). Ways
 that are measured in turn take every batch --rounds times, each time in another order. `to_first`: the quartiles
-(the second is the median) of a way's time over the first way's for the same batch in the same round.
+(the second is the median) of a way's time over the first way's for the same batch in the same round; `not_engine_s`:
+those of what is left of speechrl's time without its engine's.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -208,6 +209,15 @@ def main() -> None:
             bench.measure(name, list(batches) * options.rounds, WAYS.get(options.way, (options.way,)))
 
 
+@dataclass(frozen=True)
+class Timed:
+    """One batch. engine_s: what of the seconds its engine took, where that is not all."""
+
+    seconds: float
+    num_tokens: int
+    engine_s: float | None = None
+
+
 @dataclass
 class Bench:
     """What a batch can be given to. engine: of the way `speechrl`."""
@@ -218,59 +228,59 @@ class Bench:
     engine: VllmEngine | None = None
 
     def measure(self, name: str, batches: Sequence[Sequence[Item]], ways: Sequence[str]) -> None:
-        """Every way on one batch after the other; prints what all batches but the first took."""
-        results: dict[str, list[tuple[float, int]]] = {way: [] for way in ways}
+        """Every way on one batch after the other; prints what all batches but the first took, and each on stderr."""
+        results: dict[str, list[Timed]] = {way: [] for way in ways}
         order = random.Random(0)
         for batch in batches:
             for way in order.sample(ways, len(ways)):
-                results[way].append(self.timed(batch, way))
-        first = [seconds for seconds, _ in results[ways[0]]]
+                timed = self.timed(batch, way)
+                results[way].append(timed)
+                print(json.dumps({"way": way, "set": name} | asdict(timed)), file=sys.stderr, flush=True)
         for way, runs in results.items():
-            each = [seconds for seconds, _ in runs]
-            ratios = [mine / its for mine, its in zip(each[1:], first[1:], strict=True)]
+            counted = list(zip(runs, results[ways[0]], strict=True))[1:]
             result = {
                 "way": way,
                 "set": name,
-                "median_s": round(statistics.median(each[1:]), 3),
-                "mean_s": round(statistics.mean(each[1:]), 3),
-                "to_first": [round(value, 3) for value in statistics.quantiles(ratios, n=4)],
-                "each_s": [round(value, 3) for value in each],
-                "tokens": runs[-1][1],
+                "median_s": round(statistics.median(mine.seconds for mine, _ in counted), 3),
+                "mean_s": round(statistics.mean(mine.seconds for mine, _ in counted), 3),
+                "to_first": _quartiles([mine.seconds / its.seconds for mine, its in counted]),
+                "tokens": runs[-1].num_tokens,
             }
+            if rest := [mine.seconds - mine.engine_s for mine, _ in counted if mine.engine_s is not None]:
+                result["not_engine_s"] = _quartiles(rest)
             print(json.dumps(result), flush=True)
 
-    def timed(self, batch: Sequence[Item], way: str) -> tuple[float, int]:
-        """(seconds, tokens) of one batch."""
+    def timed(self, batch: Sequence[Item], way: str) -> Timed:
         if way in ("speechrl", "host"):
             assert self.engine is not None
             self.engine.same_gpu = way == "speechrl" and not EAGER
-            return self.timed_through_speechrl(self.engine, way, [item.input.prompt.utterance for item in batch])
+            return self.timed_through_speechrl(self.engine, [item.input.prompt.utterance for item in batch])
         if way == "rows":
             inputs, audio_RH = [item.input for item in batch], torch.cat([item.rows_AH for item in batch])
             started = time.monotonic()
             vllm_api.take_audio(self.llm, [audio_RH])
             steps = vllm_api.complete(self.llm, inputs, self.spec, self.sampling)
             num_tokens = sum(len(sample.token_ids) for groups in steps for _, group in groups for sample in group)
-            return time.monotonic() - started, num_tokens
+            return Timed(time.monotonic() - started, num_tokens)
         prompts = [{"prompt_embeds": item.embeds_TH} if way == "embeds" else with_audio(item) for item in batch]
         self.llm.reset_prefix_cache()
         started = time.monotonic()
         num_tokens = generate(self.llm, prompts, self.spec, self.sampling)
-        return time.monotonic() - started, num_tokens
+        return Timed(time.monotonic() - started, num_tokens)
 
-    def timed_through_speechrl(
-        self, engine: VllmEngine, way: str, utterances: Sequence[Utterance]
-    ) -> tuple[float, int]:
-        """As a step of training samples, whose audio was encoded while the step before was trained on. Prints what of
-        the time its engine took.
-        """
+    def timed_through_speechrl(self, engine: VllmEngine, utterances: Sequence[Utterance]) -> Timed:
+        """As a step of training samples, whose audio was encoded while the step before was trained on."""
         ray.get(engine.policy.ranks[0].engine_inputs.remote(utterances))  # the encoder's outputs are kept
         started = time.monotonic()
         groups = engine.generate(utterances, self.sampling)
         seconds = time.monotonic() - started
         engine.forget()
-        print(json.dumps({"way": way, "seconds": round(seconds, 3)} | engine.timings()), file=sys.stderr, flush=True)
-        return seconds, sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
+        num_tokens = sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
+        return Timed(seconds, num_tokens, engine.timings()["time/engine_s"])
+
+
+def _quartiles(values: Sequence[float]) -> list[float]:
+    return [round(value, 3) for value in statistics.quantiles(values, n=4)]
 
 
 if __name__ == "__main__":
