@@ -200,11 +200,12 @@ needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason
 
 @pytest.mark.vllm
 @needs_vllm
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-@pytest.mark.parametrize("transfer", ["nccl", "host"])
-def test_vllm_in_bf16_on_a_gpu_of_its_own(transfer: str, noise_manifest: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("transfer", "num_gpus"), [("nccl", 1), ("nccl", 2), ("host", 1)])
+def test_vllm_in_bf16_on_gpus_of_its_own(transfer: str, num_gpus: int, noise_manifest: str, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < 1 + num_gpus:
+        pytest.skip(f"needs {1 + num_gpus} CUDA devices")
     flags = vllm_flags(tmp_path / "model", noise_manifest, tmp_path / "run", 3)
-    speechrl("train", *flags, "--vllm.sync_transfer", transfer)
+    speechrl("train", *flags, "--vllm.sync_transfer", transfer, "--vllm.tensor_parallel_size", num_gpus)
     for line in metrics_of(tmp_path / "run"):
         assert line["gap/abs_mean_nats"] < 0.02
         assert line["sync/megabytes"] > 0.5
