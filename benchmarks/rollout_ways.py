@@ -11,10 +11,10 @@ WAY   audio    the whole model in vLLM, raw audio in each request (its encoder r
                `host`, where audio goes to the engine through the host's memory, as it does between GPUs
 
 Encoder time is part of `audio` only; speechrl pays it once on the policy, for rollouts and training together, while the
-batch before is trained on. Prints one line of JSON for each set of make_inputs.py (10 s: 64 utterances, 30 s: 32). Ways
-that are measured in turn take every batch --rounds times, each time in another order. `to_first`: the quartiles
-(the second is the median) of a way's time over the first way's for the same batch in the same round; `not_engine_s`:
-those of what is left of speechrl's time without its engine's.
+batch before is trained on. Prints lines of JSON for each set of make_inputs.py (10 s: 64 utterances, 30 s: 32). With
+`speechrl` every batch is given --rounds times to all, in random order. `to_first`: the quartiles (the second is the
+median) of a way's time over the first way's for the same batch in the same round; `not_engine_s`: those of what is left
+of speechrl's time without its engine's.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ from speechrl.types import Utterance
 BATCHES = 8  # the first warms up
 EAGER = not torch.cuda.is_available()
 THROUGH = ("rows", "speechrl") if EAGER else ("rows", "speechrl", "host")
-WAYS = {"audio": ("audio", "cached"), "speechrl": THROUGH}  # measured in turn; others alone
 DTYPE: Literal["fp32", "bf16"] = "fp32" if EAGER else "bf16"
 OPTIONS = Vllm(gpu_memory_utilization=0.6, max_model_len=1024, max_audio_tokens=16384, enforce_eager=EAGER)
 HALF = OPTIONS.model_copy(update={"gpu_memory_utilization": 0.3})  # two engines share the GPU
@@ -206,7 +205,10 @@ def main() -> None:
     with through_speechrl(options.inputs) if options.way == "speechrl" else nullcontext() as engine:
         bench.engine = engine
         for name, (_, batches) in prepared.items():
-            bench.measure(name, list(batches) * options.rounds, WAYS.get(options.way, (options.way,)))
+            if options.way == "speechrl":
+                bench.measure(name, list(batches) * options.rounds, THROUGH, random.Random(0))
+            else:
+                bench.measure(name, batches, ("audio", "cached") if options.way == "audio" else (options.way,))
 
 
 @dataclass(frozen=True)
@@ -227,12 +229,15 @@ class Bench:
     sampling: Sampling
     engine: VllmEngine | None = None
 
-    def measure(self, name: str, batches: Sequence[Sequence[Item]], ways: Sequence[str]) -> None:
-        """Every way on one batch after the other; prints what all batches but the first took, and each on stderr."""
+    def measure(
+        self, name: str, batches: Sequence[Sequence[Item]], ways: Sequence[str], order: random.Random | None = None
+    ) -> None:
+        """Every way on one batch after the other, as they stand or in the order that chance gives; prints what all
+        batches but the first took, and each on stderr.
+        """
         results: dict[str, list[Timed]] = {way: [] for way in ways}
-        order = random.Random(0)
         for batch in batches:
-            for way in order.sample(ways, len(ways)):
+            for way in order.sample(ways, len(ways)) if order else ways:
                 timed = self.timed(batch, way)
                 results[way].append(timed)
                 print(json.dumps({"way": way, "set": name} | asdict(timed)), file=sys.stderr, flush=True)

@@ -7,15 +7,16 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from speechrl.config import EvalConfig, named_paths
-from speechrl.data.manifest import check_writable, write_lines, writing
 from speechrl.data.text_rules import read_rules
+from speechrl.disk import check_writable, write_lines, writing
 from speechrl.evaluation.alignment import write_alignment
 from speechrl.evaluation.groups import parts_of, read_sets
-from speechrl.evaluation.hypotheses import decoded, write_hypotheses
+from speechrl.evaluation.hypotheses import HYPOTHESES, decoded, write_hypotheses
 from speechrl.evaluation.metrics import Samples, edit_totals, rates, rates_with_intervals
 from speechrl.evaluation.speech import write_speech
 from speechrl.launch import cluster, evaluation_engine, num_beside_ranks
@@ -101,6 +102,8 @@ def evaluate_models(config: EvalConfig) -> dict:
     for path in models.values():
         _, family = read_family(path, config.actor.trust_remote_code)  # a wrong path is told before the ranks start
         check_feature_cache(config.data, family, here=not config.ray.address)
+    for model, name in product(models, sets):
+        check_writable("--output_dir", out / model / name / HYPOTHESES)
     if config.eval.engine == "vllm":
         require_vllm("--eval.engine")
     summary: dict = {
@@ -136,12 +139,11 @@ def _evaluate_set(
     with writing("--output_dir", folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_speech(folder, groups)
-        write_hypotheses(folder / "hypotheses.jsonl", samples)
+        write_hypotheses(folder / HYPOTHESES, samples)
     if reward is not None:
         samples = samples_of(groups, config.eval, reward)
-        with writing("--output_dir", folder):
-            write_hypotheses(folder / "hypotheses.jsonl", samples)
     with writing("--output_dir", folder):
+        write_hypotheses(folder / HYPOTHESES, samples)
         write_alignment(folder / "alignment.txt", samples)
     ranks: Any = getattr(engine, "policy", engine)  # those that feed vLLM engines, or decode themselves
     entry = summarise(samples, decode_s, config.eval.group_by, config.seed)

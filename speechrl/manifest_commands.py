@@ -13,6 +13,7 @@ from rich.table import Table
 from speechrl.data.manifest import read_manifest, read_manifests, row_of, write_manifest
 from speechrl.data.manifest_stats import Figures, by_language, draw, figures, measured
 from speechrl.data.selection import first_of_each_text, keep_if, mix, read_condition, split, without_texts_of
+from speechrl.disk import write_lines, writing
 from speechrl.manifest_options import FilterConfig, MixConfig, SplitConfig, StatsConfig
 from speechrl.settings import named_numbers
 from speechrl.tracking import wide_console
@@ -21,10 +22,8 @@ from speechrl.types import Utterance
 
 def write(path: Path, utterances: Sequence[Utterance]) -> None:
     """Write a manifest and say what it holds."""
-    try:
+    with writing("--out", path):
         write_manifest(path, (row_of(utterance, path.parent) for utterance in utterances))
-    except OSError as error:
-        raise ValueError(f"--out {path} can't be written: {error.strerror}") from error
     seconds = sum(utterance.duration_s or 0.0 for utterance in utterances)
     print(f"{path}: {len(utterances):,} utterances" + (f", {seconds / 3600:,.2f} h" if seconds else ""), flush=True)
 
@@ -34,15 +33,12 @@ def stats(config: StatsConfig) -> dict[str, Figures]:
     utterances = measured(read_manifests(config.manifest))
     table = {"all": figures(utterances)} | {name: figures(part) for name, part in by_language(utterances).items()}
     _print_figures(table)
-    try:
-        if config.png:
+    if config.png:
+        with writing("--png", config.png):
             draw(utterances, Path(config.png))
-        if config.out:
-            out = Path(config.out)
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(json.dumps({name: asdict(item) for name, item in table.items()}, indent=2) + "\n")
-    except OSError as error:
-        raise ValueError(f"--out {config.out} or --png {config.png} can't be written: {error.strerror}") from error
+    if config.out:
+        with writing("--out", config.out):
+            write_lines(config.out, [json.dumps({name: asdict(item) for name, item in table.items()}, indent=2)])
     return table
 
 

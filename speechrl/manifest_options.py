@@ -78,7 +78,7 @@ class RankConfig(Section):
     hypotheses: tuple[str, ...] = ()
     """hypotheses.jsonl of `speechrl eval` on these utterances, best with --eval.n_samples 4 or more."""
     rollouts: tuple[str, ...] = ()
-    """Folders of runs of `speechrl train --tracking.save_rollouts` on these utterances."""
+    """Folders of runs of `speechrl train --tracking.save_rollouts` on these utterances, read with their text rules."""
     out: str
     """Manifest to write, with difficulty, difficulty_std, solved_share and num_samples, easiest first."""
     score: Literal["cer", "reward"] = "cer"

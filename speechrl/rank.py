@@ -12,7 +12,9 @@ import numpy as np
 from speechrl.config import load_saved
 from speechrl.data.curriculum import DIFFICULTY
 from speechrl.data.manifest import read_manifests
+from speechrl.data.normalise import TextRules
 from speechrl.data.text_rules import read_rules
+from speechrl.disk import check_writable
 from speechrl.evaluation.hypotheses import decoded, read_hypotheses
 from speechrl.evaluation.metrics import Samples
 from speechrl.manifest_commands import write
@@ -102,6 +104,7 @@ def ranked(utterances: Sequence[Utterance], found: Mapping[str, Difficulty]) -> 
 
 def rank(config: RankConfig) -> Path:
     """Write --out and say how the difficulties lie. Raises ValueError naming the flag, or file:line."""
+    check_writable("--out", config.out)
     utterances = read_manifests(config.manifest)
     texts = {utterance.id: utterance for utterance in utterances}
     attempts: list[Attempt] = []
@@ -138,12 +141,17 @@ def _samples(config: RankConfig) -> Iterator[Samples]:
         steps = steps_of(run)
         if not steps:
             raise ValueError(f"--rollouts {path}: holds no rollouts; --tracking.save_rollouts makes a run keep them")
-        saved = load_saved(str(run / "config.yaml"))
-        if config.score == "cer" and saved.data.speech_style:
-            raise ValueError(f"--rollouts {path}: a run of a model that speaks; take --score reward")
-        book = read_rules(saved.eval.text_rules, "--eval.text_rules")
+        book = _rules_of(run) if config.score == "cer" else {}
         for step in steps:
             yield from (decoded(logged.group, logged.scores, book) for logged in read(run, step))
+
+
+def _rules_of(run: Path) -> Mapping[str, TextRules]:
+    """{language code: rules} that the run compared texts by."""
+    saved = load_saved(str(run / "config.yaml"))
+    if saved.data.speech_style:
+        raise ValueError(f"--rollouts {run}: a run of a model that speaks; take --score reward")
+    return read_rules(saved.eval.text_rules, f"{run / 'config.yaml'}: eval.text_rules")
 
 
 def _spread(items: Sequence[Difficulty]) -> str:

@@ -20,7 +20,8 @@ from speechrl.algorithms.correction import correction
 from speechrl.algorithms.kl import masked_kl
 from speechrl.algorithms.losses import NORMALISERS, POLICY_LOSSES
 from speechrl.config import ReplayConfig, TrainConfig, load_saved
-from speechrl.data.manifest import check_writable, write_manifest, writing
+from speechrl.data.manifest import write_manifest
+from speechrl.disk import check_writable, writing
 from speechrl.reward.client import RewardClient
 from speechrl.rollout_log import Logged, read, steps_of
 from speechrl.tracking import step_lines, wide_console
@@ -57,8 +58,6 @@ def replay(config: ReplayConfig) -> list[Replayed]:
     Raises ValueError where RUN is no run of `speechrl train` with rollouts, or --out can't be written, and RewardError
     as training would.
     """
-    if config.out:
-        check_writable("--out", config.out)
     run = Path(config.run)
     if not (run / "config.yaml").exists():
         raise ValueError(f"RUN {run}: no config.yaml there; give the folder of a run (--ckpt.output_dir)")
@@ -71,6 +70,8 @@ def replay(config: ReplayConfig) -> list[Replayed]:
     absent = sorted(set(config.steps) - set(there))
     if absent:
         raise ValueError(f"--steps {absent[0]}: there are rollouts of steps {there[0]} to {there[-1]}")
+    if config.out:
+        check_writable("--out", config.out)
     options = config.reward if config.reward.remote_url else saved.reward
     if config.estimator:
         advantage = saved.algo.advantage.model_copy(update={"estimator": config.estimator})

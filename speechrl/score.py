@@ -15,14 +15,13 @@ from speechrl.algorithms.advantages import ADVANTAGES, GroupRewards, as_rows, ha
 from speechrl.config import ScoreConfig
 from speechrl.data.manifest import (
     ManifestError,
-    check_writable,
     read_duration_s,
     read_manifest,
     read_rows,
     typed,
     write_manifest,
-    writing,
 )
+from speechrl.disk import check_writable, writing
 from speechrl.reward.client import RewardClient
 from speechrl.reward.summary import ColumnSummary, summarise
 from speechrl.tracking import wide_console

@@ -13,7 +13,7 @@ import pytest
 from speechrl.config import EvalConfig
 from speechrl.cross_checks import CORPUS_METRIC_ENDS
 from speechrl.data.audio import write_wav
-from speechrl.evaluate import _evaluate_set, decode, evaluate_sets, samples_of, summarise
+from speechrl.evaluate import _evaluate_set, decode, evaluate_models, evaluate_sets, samples_of, summarise
 from speechrl.evaluation.groups import parts_of, read_sets, value_of
 from speechrl.evaluation.hypotheses import read_hypotheses
 from speechrl.evaluation.metrics import (
@@ -272,6 +272,17 @@ def test_a_full_disk_names_the_flag_and_keeps_what_was_written(
     with pytest.raises(ValueError, match=r"--output_dir .*m/dev can't be written: No space left on device"):
         _evaluate_set(rank_of(qwen3_asr), sets["dev"], folder, config, None)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_place_that_can_not_be_written_is_told_before_decoding(
+    qwen3_asr: str, noise_manifest: str, tmp_path: Path
+) -> None:
+    (tmp_path / "m").touch()
+    config = EvalConfig(
+        model=(f"m={qwen3_asr}",), eval=Evaluation(dataset=(f"dev={noise_manifest}",)), output_dir=str(tmp_path)
+    )
+    with pytest.raises(ValueError, match=r"--output_dir .*/m/dev/hypotheses.jsonl can't be written: Not a directory"):
+        evaluate_models(config)
 
 
 @pytest.mark.parametrize(

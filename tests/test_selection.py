@@ -384,11 +384,12 @@ def test_rank_reads_what_a_run_kept(tmp_path: Path, capsys: pytest.CaptureFixtur
         with pytest.raises(SystemExit):
             main([*flags, *wrong])
         assert message in " ".join(capsys.readouterr().err.split())
+    (Path(speaks) / "config.yaml").unlink()  # rewards are compared by no rules
     main([*flags, "--rollouts", speaks, "--score", "reward"])
     assert ids(out) == ["half", "easy"]
 
 
-def test_rank_compares_as_the_run_did(tmp_path: Path) -> None:
+def test_rank_compares_as_the_run_did(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = manifest(tmp_path / "m.jsonl", [{"id": "a", "text": "the colour"}])
     for rules, difficulty in (((), 0.1), (("en.spelling=american",), 0.0)):
         name = tmp_path / f"run {len(rules)}"
@@ -396,6 +397,10 @@ def test_rank_compares_as_the_run_did(tmp_path: Path) -> None:
         main(["rank", "--manifest", path, "--rollouts", run, "--out", str(tmp_path / "o.jsonl")])
         (item,) = read_manifest(tmp_path / "o.jsonl")
         assert item.metadata["difficulty"] == pytest.approx(difficulty, abs=1e-6)
+    wrong = stored(tmp_path / "wrong", {"a": [("", None)]}, text="the colour", text_rules=("xx.spelling=no",))
+    with pytest.raises(SystemExit):
+        main(["rank", "--manifest", path, "--rollouts", wrong, "--out", str(tmp_path / "o.jsonl")])
+    assert f"{wrong}/config.yaml: eval.text_rules xx.spelling=no: " in " ".join(capsys.readouterr().err.split())
 
 
 def test_rank_refuses_other_utterances(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -11,17 +11,16 @@ feature.
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import math
 import os
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from speechrl.disk import write_lines
 from speechrl.types import AudioRef, Codes, Speaker, Utterance
 
 KNOWN = (
@@ -61,44 +60,8 @@ def read_manifests(paths: Sequence[str]) -> list[Utterance]:
 
 
 def write_manifest(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write JSONL in one move, as `write_lines` does."""
+    """Write JSONL in one move (disk.write_lines). Raises OSError."""
     write_lines(path, (json.dumps(row, ensure_ascii=False) for row in rows))
-
-
-def write_lines(path: str | Path, lines: Iterable[str]) -> None:
-    """Write a text file in one move: whoever reads `path` sees the old file or the whole new one."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", newline="\n", dir=target.parent, prefix=f".{target.name}.", delete=False
-    ) as stream:
-        try:
-            stream.writelines(line + "\n" for line in lines)
-            stream.flush()
-            os.fsync(stream.fileno())
-            os.chmod(stream.name, 0o644)  # a temporary file is private; a manifest is not
-            os.replace(stream.name, target)
-        finally:
-            Path(stream.name).unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def writing(flag: str, path: str | Path) -> Iterator[None]:
-    """An OSError of the block as a ValueError that names the flag which gave the path."""
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(f"{flag} {path} can't be written: {error.strerror}") from error
-
-
-def check_writable(flag: str, path: str | Path) -> None:
-    """Raises ValueError now for a file that could not be written after hours of work."""
-    target = Path(path)
-    if target.exists() and not target.is_file():
-        raise ValueError(f"{flag} {path} can't be written: it exists and is no ordinary file")
-    with writing(flag, path):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=target.parent).close()
 
 
 def row_of(utterance: Utterance, folder: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from speechrl.data.manifest import write_lines
+from speechrl.disk import write_lines
 from speechrl.evaluation.metrics import Decoded, Samples
 from speechrl.reward.alignment import align, alignment_lines
 from speechrl.reward.metrics import ErrorCounts
@@ -16,7 +16,7 @@ WIDTH = 118  # columns of a line, without its indent
 def write_alignment(path: Path, groups: Sequence[Samples]) -> None:
     """Every utterance's first sample against its reference, most character errors first; equal ones in their order."""
     items = sorted((samples[0] for samples in groups), key=lambda item: -item.chars.errors)
-    write_lines(path, (line for item in items for line in [*lines_of(item), ""]))
+    write_lines(path, [line for item in items for line in ["", *lines_of(item)]][1:])
 
 
 def lines_of(item: Decoded) -> list[str]:

@@ -12,14 +12,14 @@ import numpy as np
 
 from speechrl.config import CompareConfig
 from speechrl.data.languages import language_code
-from speechrl.data.manifest import check_writable, write_lines, writing
 from speechrl.data.normalise import TextRules
-from speechrl.evaluation.hypotheses import read_hypotheses
+from speechrl.disk import check_writable, write_lines, writing
+from speechrl.evaluation.hypotheses import HYPOTHESES, read_hypotheses
 from speechrl.evaluation.metrics import Decoded, Samples, pair_table, pairs_of, rate_of
 from speechrl.statistics import paired_differences
 from speechrl.types import Utterance
 
-FILE, REPORT = "hypotheses.jsonl", "compare.json"
+REPORT = "compare.json"
 NAMED = 5  # ids in a message
 
 
@@ -56,16 +56,16 @@ def find_files(given: str) -> dict[str, Path]:
     path = Path(given)
     if path.is_file():
         return {path.resolve().parent.name: path}
-    if (path / FILE).is_file():
-        return {path.resolve().name: path / FILE}
-    sets = {file.parent.name: file for file in sorted(path.glob(f"*/{FILE}"))}
+    if (path / HYPOTHESES).is_file():
+        return {path.resolve().name: path / HYPOTHESES}
+    sets = {file.parent.name: file for file in sorted(path.glob(f"*/{HYPOTHESES}"))}
     if sets:
         return sets
-    models = sorted({file.parent.parent for file in path.glob(f"*/*/{FILE}")})
+    models = sorted({file.parent.parent for file in path.glob(f"*/*/{HYPOTHESES}")})
     if len(models) > 1:
         raise ValueError(f"{given} holds several models: give one, such as {models[0]}")
     if not models:
-        raise ValueError(f"{given}: no {FILE} there; give such a file, or a folder that `speechrl eval` wrote")
+        raise ValueError(f"{given}: no {HYPOTHESES} there; give such a file, or a folder that `speechrl eval` wrote")
     return find_files(str(models[0]))
 
 

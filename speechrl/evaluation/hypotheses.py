@@ -10,10 +10,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from speechrl.data.languages import language_code
-from speechrl.data.manifest import read_rows, write_lines
+from speechrl.data.manifest import read_rows
 from speechrl.data.normalise import TextRules
+from speechrl.disk import write_lines
 from speechrl.evaluation.metrics import Decoded, Samples
 from speechrl.types import FinishReason, Group, Scores, Utterance
+
+HYPOTHESES = "hypotheses.jsonl"
 
 
 class Line(BaseModel):
