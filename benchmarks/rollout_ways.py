@@ -189,6 +189,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error(f"--rounds {options.rounds}: at least 1")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     prepared = {name: prepare(options.inputs, name) for name in ("10s", "30s")}
     torch.cuda.empty_cache()

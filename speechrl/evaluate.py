@@ -143,7 +143,8 @@ def _evaluate_set(
     if reward is not None:
         samples = samples_of(groups, config.eval, reward)
     with writing("--output_dir", folder):
-        write_hypotheses(folder / HYPOTHESES, samples)
+        if reward is not None:
+            write_hypotheses(folder / HYPOTHESES, samples)
         write_alignment(folder / "alignment.txt", samples)
     ranks: Any = getattr(engine, "policy", engine)  # those that feed vLLM engines, or decode themselves
     entry = summarise(samples, decode_s, config.eval.group_by, config.seed)

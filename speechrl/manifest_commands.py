@@ -13,7 +13,7 @@ from rich.table import Table
 from speechrl.data.manifest import read_manifest, read_manifests, row_of, write_manifest
 from speechrl.data.manifest_stats import Figures, by_language, draw, figures, measured
 from speechrl.data.selection import first_of_each_text, keep_if, mix, read_condition, split, without_texts_of
-from speechrl.disk import write_lines, writing
+from speechrl.disk import check_writable, write_lines, writing
 from speechrl.manifest_options import FilterConfig, MixConfig, SplitConfig, StatsConfig
 from speechrl.settings import named_numbers
 from speechrl.tracking import wide_console
@@ -30,6 +30,9 @@ def write(path: Path, utterances: Sequence[Utterance]) -> None:
 
 def stats(config: StatsConfig) -> dict[str, Figures]:
     """Print a table, all languages first; write --out and --png. Returns what the table shows."""
+    for flag, path in (("--out", config.out), ("--png", config.png)):
+        if path:
+            check_writable(flag, path)
     utterances = measured(read_manifests(config.manifest))
     table = {"all": figures(utterances)} | {name: figures(part) for name, part in by_language(utterances).items()}
     _print_figures(table)
@@ -58,6 +61,7 @@ def _print_figures(rows: dict[str, Figures]) -> None:
 
 def filter_manifest(config: FilterConfig) -> None:
     """Write what passes, and say how many each rule left out."""
+    check_writable("--out", config.out)
     conditions = [read_condition(text) for text in config.keep]
     utterances = read_manifests(config.manifest)
     if any(condition.key in ("duration_s", "characters_per_s") for condition in conditions):
@@ -80,14 +84,18 @@ def filter_manifest(config: FilterConfig) -> None:
 
 def split_manifest(config: SplitConfig) -> None:
     """Write a manifest per part."""
+    shares = named_numbers(config.parts, "--parts")
+    for name in shares:
+        check_writable("--out", Path(config.out) / f"{name}.jsonl")
     utterances = read_manifests(config.manifest)
-    parts = split(utterances, named_numbers(config.parts, "--parts"), config.keep_together, config.seed)
+    parts = split(utterances, shares, config.keep_together, config.seed)
     for name, inside in parts.items():
         write(Path(config.out) / f"{name}.jsonl", inside)
 
 
 def mix_manifests(config: MixConfig) -> None:
     """Write one manifest of several."""
+    check_writable("--out", config.out)
     sources = [read_manifest(path) for path in config.manifest]
     if config.prefix_ids:
         sources = [

@@ -20,6 +20,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from pydantic_core import PydanticCustomError
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
+from speechrl.disk import write_lines
+
 
 class Section(BaseModel):
     """A frozen group of options that refuses unknown keys. The string below a field is its help."""
@@ -77,9 +79,7 @@ def load(cls: type[C], path: str | Path) -> C:
 def dump(config: Section, path: str | Path) -> None:
     """Write the resolved config as YAML, in one move; `load` gives it back equal."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    partial = Path(path).with_name(f".{Path(path).name}.new")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    write_lines(path, [text.removesuffix("\n")])
 
 
 def differences(before: dict[str, Any], after: dict[str, Any], prefix: str = "--") -> list[str]:

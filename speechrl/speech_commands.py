@@ -11,16 +11,20 @@ from speechrl.data.audio import load_audio
 from speechrl.data.manifest import read_manifest, read_rows, write_manifest
 from speechrl.data.synth import speech_vocabulary
 from speechrl.data.synth_tts import LANGUAGE, NUM_CODES, SPLITS, synthesise_voices, vocabulary_words
+from speechrl.disk import check_writable, writing
 from speechrl.models.tiny import build_speech_lm
 from speechrl.speech.codecs import Codec, load_codec
-from speechrl.speech.vq import RATE_HZ, train_vq
+from speechrl.speech.vq import FILE, RATE_HZ, train_vq
 from speechrl.types import AudioRef, Codes, Utterance
 
 CLIPS_OF_A_CODEC = 600  # more add seconds and change little
 
 
 def make_codec(config: options.MakeCodecConfig) -> Path:
-    """Write the codec that `speechrl make-codec` asks for. Raises ValueError for a manifest with too little speech."""
+    """Write the codec that `speechrl make-codec` asks for. Raises ValueError for a manifest with too little speech, or
+    naming --out where it can't be written.
+    """
+    check_writable("--out", Path(config.out) / FILE)
     heard = [utterance for utterance in read_manifest(config.manifest) if utterance.audio is not None]
     step = max(1, len(heard) // CLIPS_OF_A_CODEC)
     refs = [(utterance.audio, utterance.where) for utterance in heard[::step]]
@@ -30,7 +34,8 @@ def make_codec(config: options.MakeCodecConfig) -> Path:
         codec = train_vq(clips, config.num_codes, config.frames_per_code, config.seed)
     except ValueError as error:
         raise ValueError(f"--manifest {config.manifest}: {error}, or lower --num_codes") from None
-    codec.save(config.out)
+    with writing("--out", config.out):
+        codec.save(config.out)
     return Path(config.out)
 
 
@@ -38,8 +43,9 @@ def encode_speech(config: options.EncodeSpeechConfig) -> Path:
     """Write the manifest again with `codes` of every `audio` and `speaker_codes` of every `speaker_audio`.
 
     Paths in it become absolute unless it goes into its old folder. Raises ValueError naming the line whose sound can't
-    be read.
+    be read, or naming --out where it can't be written.
     """
+    check_writable("--out", config.out)
     codec = load_codec(config.codec, config.device)
     known: dict[AudioRef, Codes] = {}
     rows = read_rows(Path(config.manifest))
@@ -49,7 +55,8 @@ def encode_speech(config: options.EncodeSpeechConfig) -> Path:
         _coded(row, utterance, codec, known, same_folder)
         for (_, _, row), utterance in zip(rows, utterances, strict=True)
     ]
-    write_manifest(config.out, lines)
+    with writing("--out", config.out):
+        write_manifest(config.out, lines)
     return Path(config.out)
 
 

@@ -70,6 +70,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
 }
 # The only imports inside a layer that cross packages, each in one direction and with its reason.
 ALLOWED = {
+    ("settings", "disk"): "a config is written in one move",
     ("sections", "settings"): "the options are made of sections",
     ("config", "s*"): "a command takes the sections that it reads, and is parsed by settings",
     ("c*", "c*"): "its options are checked against each other",

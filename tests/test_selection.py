@@ -403,6 +403,26 @@ def test_rank_compares_as_the_run_did(tmp_path: Path, capsys: pytest.CaptureFixt
     assert f"{wrong}/config.yaml: eval.text_rules xx.spelling=no: " in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(
+    "tool",
+    [
+        ["manifest", "stats"],
+        ["manifest", "filter", "--max_per_text", "1"],
+        ["manifest", "mix"],
+        ["manifest", "split"],
+        ["rank", "--hypotheses", "absent.jsonl"],
+    ],
+)
+def test_a_place_that_can_not_be_written_is_told_before_anything_is_read(
+    tool: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit):
+        main([*tool, "--manifest", "absent.jsonl", "other.jsonl", "--out", str(tmp_path / "file" / "a")])
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"--out {tmp_path}/file/a" in told and "can't be written: " in told
+
+
 def test_rank_refuses_other_utterances(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = manifest(tmp_path / "m.jsonl", [{"id": "easy", "text": "abcd"}, {"id": "new", "text": "abcd"}])
     said = hypotheses(tmp_path / "h.jsonl", LINES)

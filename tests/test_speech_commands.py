@@ -74,3 +74,12 @@ def test_codes_get_into_a_manifest_and_out_of_a_model(corpus: Path, tmp_path: Pa
 def test_too_many_codes_are_told(corpus: Path, tmp_path: Path):
     with pytest.raises(ValueError, match=r"--manifest .*too few for 60000 codes.*--num_codes"):
         make_codec(MakeCodecConfig(manifest=str(corpus / "dev.jsonl"), out=str(tmp_path), num_codes=60000))
+
+
+def test_a_place_that_can_not_be_written_is_told_before_anything_is_read(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    out = str(tmp_path / "file" / "a")
+    with pytest.raises(ValueError, match=r"--out .*/file/a/vq.npz can't be written: "):
+        make_codec(MakeCodecConfig(manifest="absent.jsonl", out=out))
+    with pytest.raises(ValueError, match=r"--out .*/file/a can't be written: "):
+        encode_speech(EncodeSpeechConfig(manifest="absent.jsonl", codec="absent", out=out))

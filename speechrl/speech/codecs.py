@@ -21,7 +21,7 @@ import torch
 
 from speechrl.speech.sound import samples_of, sound_of_wav, wav_bytes
 from speechrl.speech.styles import SNAC_PLACES, snac_frames, snac_layers
-from speechrl.speech.vq import RATE_HZ, VqCodec
+from speechrl.speech.vq import FILE, RATE_HZ, VqCodec
 from speechrl.types import Codes, Sound
 
 FLAG = "--codec.name_or_path"
@@ -46,7 +46,7 @@ class Codec(Protocol):
 
 
 class Vq:
-    """The codec made by `speechrl speech-codec` (vq.py)."""
+    """The codec made by `speechrl make-codec` (vq.py)."""
 
     rate_hz = RATE_HZ
     uses_speaker = False
@@ -193,12 +193,12 @@ def kind_of(path: str) -> str:
         if path.count("/") == 1 and not path.startswith((".", "/", "~")):  # a hub id
             return "snac" if "snac" in path.lower() else "xcodec2"
         raise ValueError(f"{FLAG} {path}: there is no such folder")
-    if (folder / "vq.npz").exists():
+    if (folder / FILE).exists():
         return "vq"
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
-        raise ValueError(f"{FLAG} {path}: neither vq.npz nor a readable config.json there ({error})") from error
+        raise ValueError(f"{FLAG} {path}: neither {FILE} nor a readable config.json there ({error})") from error
     kind = "snac" if "vq_strides" in config else config.get("model_type")
     if kind not in CODECS:
         raise ValueError(f"{FLAG} {path}: model_type {kind!r} is no codec; there are {', '.join(CODECS)}")

@@ -17,6 +17,7 @@ import numpy as np
 
 from speechrl.types import Codes
 
+FILE = "vq.npz"  # in a codec's folder
 RATE_HZ = 16000
 HOP = 160  # samples between mel frames (10 ms)
 OVERLAP = 4
@@ -58,15 +59,15 @@ class VqCodec:
     def save(self, folder: str | Path) -> None:
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
-        np.savez(path / "vq.npz", centres_CD=self.centres_CD.astype(np.float32))
+        np.savez(path / FILE, centres_CD=self.centres_CD.astype(np.float32))
 
     @classmethod
     def load(cls, folder: str | Path) -> VqCodec:
         """What `save` wrote. Raises ValueError when there is nothing of the kind."""
         try:
-            return cls(np.load(Path(folder) / "vq.npz")["centres_CD"].astype(np.float64))
+            return cls(np.load(Path(folder) / FILE)["centres_CD"].astype(np.float64))
         except (OSError, KeyError, ValueError) as error:
-            raise ValueError(f"--codec.name_or_path {folder}: no vq.npz of this codec there ({error})") from error
+            raise ValueError(f"--codec.name_or_path {folder}: no {FILE} of this codec there ({error})") from error
 
 
 def train_vq(
